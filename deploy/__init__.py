@@ -1,0 +1,1 @@
+"""The command line, the run file and the launchers."""

@@ -1,0 +1,1 @@
+"""The learner: gateway, trainer ranks, algorithms, weights."""

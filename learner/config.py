@@ -1,0 +1,166 @@
+"""Configuration of one learner. Unknown keys and contradictions fail here, with the way out in the message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys fail."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class DataConfig(Section):
+    """Prompts: one JSON object a line."""
+
+    prompts: Path = Field(description="JSONL file")
+    prompt_field: str = Field("prompt", description="field with the prompt: a string, or a list of chat messages")
+    id_field: str = Field("", description="field with a stable id; empty: the line number")
+    template: Literal["chat", "raw"] = Field("chat", description="chat: the model's chat template; raw: the string as it is")
+    system: str | None = Field(None, description="system message put before the prompt; None: none")
+    suffix: str = Field("", description="appended to a string prompt before the template")
+    max_prompt_tokens: Count | None = Field(None, description="longest prompt; None: what the model allows")
+    overlong: Literal["refuse", "drop"] = Field("refuse", description="refuse: the run does not start; drop: counted and left out")
+    shuffle: bool = True
+    epochs: Count | None = Field(None, description="passes over the prompts; None: until `steps`")
+
+
+class SamplingConfig(Section):
+    """The distribution sampled from and, exactly so, trained on."""
+
+    group_size: Count = Field(8, description="samples of one prompt")
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_new_tokens: Count = 256
+    stop_token_ids: tuple[int, ...] = Field((), description="empty: every end-of-sequence id that the model's files name")
+
+
+class StalenessConfig(Section):
+    """How far generation may run ahead (docs/staleness.md)."""
+
+    max_staleness: int = Field(1, ge=0, description="S, in steps")
+    window: Count = Field(1, description="W, straggler window in groups; 1 is lease order")
+
+
+class LeaseConfig(Section):
+    """Loans of groups to actors."""
+
+    lapse_s: Seconds = Field(600.0, description="a lease not fulfilled by then is lent again")
+    max_attempts: Count = Field(3, description="leases of one group before it is dropped")
+    heartbeat_s: Seconds = 1.0
+    silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
+
+
+class FilterConfig(Section):
+    """Which complete groups are worth training on."""
+
+    min_usable: int = Field(2, ge=1, description="usable samples below which a group is dropped")
+    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
+    max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
+
+
+class AlgorithmConfig(Section):
+    """GRPO with behaviour log-probs (docs/algorithms.md)."""
+
+    name: Literal["grpo"] = "grpo"
+    normalize: bool = Field(True, description="divide by the group's population standard deviation")
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    dual_clip: float | None = Field(3.0, description="bound of the ratio for negative advantages; None: none")
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+
+
+class OptimizerConfig(Section):
+    """AdamW; one update a minibatch."""
+
+    lr: float = Field(1e-6, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_updates: int = Field(0, ge=0, description="linear warm-up, in optimizer updates")
+    clip_norm: float = Field(1.0, gt=0)
+    minibatches: Count = Field(1, description="optimizer updates a step")
+
+
+class TrainerConfig(Section):
+    """Ranks, precision and packing."""
+
+    ranks: Count = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(0, ge=0, description="CPU threads a rank; 0: torch decides")
+    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="forward and backward; master weights are float32")
+    served_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of pushed weights")
+    row_tokens: Count = Field(2048, description="token budget of one packed row")
+    share_prefix: bool = Field(True, description="a prompt is computed once for the samples of its group in a row")
+
+
+class CheckpointConfig(Section):
+    """Cuts."""
+
+    every_steps: Count | None = Field(10, description="None: only at the end")
+    keep: Count = 2
+
+
+class PushConfig(Section):
+    """Weight updates."""
+
+    transport: Literal["auto", "gloo", "nccl", "grpc"] = "auto"
+    bucket_bytes: int = Field(512 << 20, ge=1024)
+    prepare_s: Seconds = Field(5.0, description="replicas that have not answered by then are left out of an epoch")
+    collective_timeout_s: Seconds = Field(60.0, description="any one collective gives up after this")
+    deadline_s: Seconds = Field(300.0, description="a whole epoch gives up after this")
+
+
+class LearnerConfig(Section):
+    """Everything one learner needs."""
+
+    run_dir: Path
+    run_id: str = Field("", description="empty: made at the first start and kept in the run folder")
+    model: str = Field(description="Hugging Face folder or hub id")
+    address: str = Field("127.0.0.1:7430", description="where the gateway listens")
+    steps: Count = Field(100, description="training steps of the whole run")
+    max_minutes: float | None = Field(None, gt=0, description="end in good order after this time; None: no limit")
+    seed: int = Field(0, ge=0)
+    groups_per_step: Count = Field(8, description="P")
+    scorer: str = Field("", description="name of the scorer; empty: the reward server's default")
+    control: Literal["none", "shuffled_rewards"] = Field("none", description="shuffled_rewards: permute rewards inside each group; a control that must not learn")
+    data: DataConfig
+    sampling: SamplingConfig = SamplingConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    lease: LeaseConfig = LeaseConfig()
+    filter: FilterConfig = FilterConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    push: PushConfig = PushConfig()
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> LearnerConfig:
+        sampling, staleness = self.sampling, self.staleness
+        if sampling.group_size == 1:
+            raise ValueError("sampling.group_size=1 with algorithm grpo: a group of one has no spread and so no advantage; use group_size of 2 or more")
+        if sampling.temperature == 0:
+            raise ValueError(f"sampling.temperature=0 with group_size={sampling.group_size}: greedy samples of one prompt are all equal; use a temperature above 0")
+        if sampling.top_p != 1 or sampling.top_k != 0:
+            raise ValueError(f"sampling.top_p={sampling.top_p}, top_k={sampling.top_k}: the learner evaluates the whole vocabulary's distribution, so only top_p=1 and top_k=0 can be trained on; set them so")
+        if staleness.max_staleness == 0 and staleness.window != 1:
+            raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
+        if staleness.window > (staleness.max_staleness + 1) * self.groups_per_step:
+            raise ValueError(f"staleness.window={staleness.window} is more than (max_staleness + 1) * groups_per_step = {(staleness.max_staleness + 1) * self.groups_per_step}: no group could be opened; use a smaller window")
+        if self.filter.min_usable > sampling.group_size:
+            raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
+        if self.optimizer.minibatches > self.groups_per_step:
+            raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
+        if self.lease.silence_s <= self.lease.heartbeat_s:
+            raise ValueError(f"lease.silence_s={self.lease.silence_s} is not more than heartbeat_s={self.lease.heartbeat_s}: every replica would count as gone; use several heartbeats")
+        return self

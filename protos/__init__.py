@@ -1,0 +1,1 @@
+"""The contract between Headrace's services, and the means to speak it."""

@@ -1,0 +1,45 @@
+"""Token arrays on the wire: raw little-endian bytes with a declared element type."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
+
+_DTYPES: dict[int, np.dtype[np.generic]] = {
+    pb.PACKED_DTYPE_INT32: np.dtype("<i4"),
+    pb.PACKED_DTYPE_FLOAT32: np.dtype("<f4"),
+    pb.PACKED_DTYPE_UINT8: np.dtype("u1"),
+}
+
+
+def pack_ids(ids: npt.ArrayLike) -> pb.PackedArray:
+    """int32 ids, any length. Raises ValueError for an id that int32 cannot hold."""
+    values = np.asarray(ids, dtype=np.int64)
+    if values.size and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
+        raise ValueError(f"token ids must lie in [0, 2**31), got {values.min()} to {values.max()}")
+    return pb.PackedArray(dtype=pb.PACKED_DTYPE_INT32, data=values.astype("<i4").tobytes())
+
+
+def pack_floats(values: npt.ArrayLike) -> pb.PackedArray:
+    """float32 values, any length."""
+    return pb.PackedArray(dtype=pb.PACKED_DTYPE_FLOAT32, data=np.asarray(values, dtype="<f4").tobytes())
+
+
+def pack_mask(values: npt.ArrayLike) -> pb.PackedArray:
+    """Zeros and ones, any length."""
+    return pb.PackedArray(dtype=pb.PACKED_DTYPE_UINT8, data=np.asarray(values, dtype=np.uint8).tobytes())
+
+
+def unpack(array: pb.PackedArray) -> npt.NDArray[np.generic]:
+    """The array as a read-only view of its bytes, [n].
+
+    Raises ValueError when the dtype is not declared or the bytes are not whole elements.
+    """
+    dtype = _DTYPES.get(array.dtype)
+    if dtype is None:
+        raise ValueError(f"packed array declares no known dtype: {array.dtype}")
+    if len(array.data) % dtype.itemsize:
+        raise ValueError(f"packed array of {dtype} has {len(array.data)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(array.data, dtype=dtype)

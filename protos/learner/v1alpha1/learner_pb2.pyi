@@ -1,0 +1,393 @@
+from google.protobuf import struct_pb2 as _struct_pb2
+from protos.manifest.v1alpha1 import manifest_pb2 as _manifest_pb2
+from protos.rollout.v1alpha1 import rollout_pb2 as _rollout_pb2
+from protos.trajectory.v1alpha1 import trajectory_pb2 as _trajectory_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRANSPORT_UNSPECIFIED: _ClassVar[Transport]
+    TRANSPORT_GLOO: _ClassVar[Transport]
+    TRANSPORT_NCCL: _ClassVar[Transport]
+    TRANSPORT_GRPC: _ClassVar[Transport]
+
+class UpdatePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UPDATE_PHASE_UNSPECIFIED: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_READY: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_DECLINED: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_RECEIVED: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_LOADED: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_FAILED: _ClassVar[UpdatePhase]
+
+class ReceiptStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RECEIPT_STATUS_UNSPECIFIED: _ClassVar[ReceiptStatus]
+    RECEIPT_STATUS_ACCEPTED: _ClassVar[ReceiptStatus]
+    RECEIPT_STATUS_DUPLICATE: _ClassVar[ReceiptStatus]
+    RECEIPT_STATUS_UNWANTED: _ClassVar[ReceiptStatus]
+TRANSPORT_UNSPECIFIED: Transport
+TRANSPORT_GLOO: Transport
+TRANSPORT_NCCL: Transport
+TRANSPORT_GRPC: Transport
+UPDATE_PHASE_UNSPECIFIED: UpdatePhase
+UPDATE_PHASE_READY: UpdatePhase
+UPDATE_PHASE_DECLINED: UpdatePhase
+UPDATE_PHASE_RECEIVED: UpdatePhase
+UPDATE_PHASE_LOADED: UpdatePhase
+UPDATE_PHASE_FAILED: UpdatePhase
+RECEIPT_STATUS_UNSPECIFIED: ReceiptStatus
+RECEIPT_STATUS_ACCEPTED: ReceiptStatus
+RECEIPT_STATUS_DUPLICATE: ReceiptStatus
+RECEIPT_STATUS_UNWANTED: ReceiptStatus
+
+class AttendRequest(_message.Message):
+    __slots__ = ("hello", "heartbeat", "update_report", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_REPORT_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    update_report: UpdateReport
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., update_report: _Optional[_Union[UpdateReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class AttendResponse(_message.Message):
+    __slots__ = ("welcome", "published", "prepare_update", "begin_transfer", "abort_update", "drain", "run_finished")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    ABORT_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    published: Published
+    prepare_update: PrepareUpdate
+    begin_transfer: BeginTransfer
+    abort_update: AbortUpdate
+    drain: DrainOrder
+    run_finished: RunFinished
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., prepare_update: _Optional[_Union[PrepareUpdate, _Mapping]] = ..., begin_transfer: _Optional[_Union[BeginTransfer, _Mapping]] = ..., abort_update: _Optional[_Union[AbortUpdate, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., run_finished: _Optional[_Union[RunFinished, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("replica_id", "incarnation", "run_id", "contract", "base_weights_digest", "tokenizer_digest", "template_digest", "address", "transports", "served_dtype", "max_model_len", "engine", "device_uuid")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    BASE_WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    incarnation: int
+    run_id: str
+    contract: str
+    base_weights_digest: str
+    tokenizer_digest: str
+    template_digest: str
+    address: str
+    transports: _containers.RepeatedScalarFieldContainer[Transport]
+    served_dtype: str
+    max_model_len: int
+    engine: str
+    device_uuid: str
+    def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., run_id: _Optional[str] = ..., contract: _Optional[str] = ..., base_weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., template_digest: _Optional[str] = ..., address: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[Transport, str]]] = ..., served_dtype: _Optional[str] = ..., max_model_len: _Optional[int] = ..., engine: _Optional[str] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("state", "loaded_version", "num_running", "num_free", "num_tokens", "idle_s")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOADED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    state: _rollout_pb2.ReplicaState
+    loaded_version: int
+    num_running: int
+    num_free: int
+    num_tokens: int
+    idle_s: float
+    def __init__(self, state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_free: _Optional[int] = ..., num_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("run_id", "newest_version", "heartbeat_s", "silence_s", "scorer")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_S_FIELD_NUMBER: _ClassVar[int]
+    SCORER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    newest_version: int
+    heartbeat_s: float
+    silence_s: float
+    scorer: str
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., scorer: _Optional[str] = ...) -> None: ...
+
+class Published(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class PrepareUpdate(_message.Message):
+    __slots__ = ("epoch", "version")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    version: int
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class GroupSpec(_message.Message):
+    __slots__ = ("transport", "store_host", "store_port", "group_key", "num_owners", "num_receivers", "receiver_rank", "collective_timeout_s")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_KEY_FIELD_NUMBER: _ClassVar[int]
+    NUM_OWNERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVERS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_RANK_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    transport: Transport
+    store_host: str
+    store_port: int
+    group_key: str
+    num_owners: int
+    num_receivers: int
+    receiver_rank: int
+    collective_timeout_s: float
+    def __init__(self, transport: _Optional[_Union[Transport, str]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., group_key: _Optional[str] = ..., num_owners: _Optional[int] = ..., num_receivers: _Optional[int] = ..., receiver_rank: _Optional[int] = ..., collective_timeout_s: _Optional[float] = ...) -> None: ...
+
+class BeginTransfer(_message.Message):
+    __slots__ = ("epoch", "group", "manifest")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    group: GroupSpec
+    manifest: _manifest_pb2.Manifest
+    def __init__(self, epoch: _Optional[int] = ..., group: _Optional[_Union[GroupSpec, _Mapping]] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ...) -> None: ...
+
+class AbortUpdate(_message.Message):
+    __slots__ = ("epoch", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrainOrder(_message.Message):
+    __slots__ = ("grace_s",)
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    grace_s: float
+    def __init__(self, grace_s: _Optional[float] = ...) -> None: ...
+
+class RunFinished(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UpdateReport(_message.Message):
+    __slots__ = ("epoch", "version", "phase", "detail", "state", "transfer_s", "pause_s")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    version: int
+    phase: UpdatePhase
+    detail: str
+    state: _rollout_pb2.ReplicaState
+    transfer_s: float
+    pause_s: float
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., phase: _Optional[_Union[UpdatePhase, str]] = ..., detail: _Optional[str] = ..., state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., transfer_s: _Optional[float] = ..., pause_s: _Optional[float] = ...) -> None: ...
+
+class LeaseGroupsRequest(_message.Message):
+    __slots__ = ("replica_id", "incarnation", "max_groups", "wait_s")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    incarnation: int
+    max_groups: int
+    wait_s: float
+    def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_groups: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "group_id", "seq", "attempt", "prompt_id", "prompt_ids", "prompt_text", "fields", "group_size", "done", "sampling", "least_version", "lapse_s")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    LEAST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAPSE_S_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    group_id: str
+    seq: int
+    attempt: int
+    prompt_id: str
+    prompt_ids: _trajectory_pb2.PackedArray
+    prompt_text: str
+    fields: _struct_pb2.Struct
+    group_size: int
+    done: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _trajectory_pb2.SamplingParams
+    least_version: int
+    lapse_s: float
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_id: _Optional[str] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., prompt_text: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., group_size: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., least_version: _Optional[int] = ..., lapse_s: _Optional[float] = ...) -> None: ...
+
+class LeaseGroupsResponse(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+
+class SubmitTrajectoriesRequest(_message.Message):
+    __slots__ = ("run_id", "lease_id", "trajectory")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    lease_id: str
+    trajectory: _trajectory_pb2.Trajectory
+    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ...) -> None: ...
+
+class SubmitTrajectoriesResponse(_message.Message):
+    __slots__ = ("group_id", "sample_index", "status", "detail")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    sample_index: int
+    status: ReceiptStatus
+    detail: str
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ReceiptStatus, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class FetchWeightsRequest(_message.Message):
+    __slots__ = ("have_version",)
+    HAVE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    have_version: int
+    def __init__(self, have_version: _Optional[int] = ...) -> None: ...
+
+class FetchWeightsResponse(_message.Message):
+    __slots__ = ("manifest", "chunk")
+    class Chunk(_message.Message):
+        __slots__ = ("bucket", "offset", "data")
+        BUCKET_FIELD_NUMBER: _ClassVar[int]
+        OFFSET_FIELD_NUMBER: _ClassVar[int]
+        DATA_FIELD_NUMBER: _ClassVar[int]
+        bucket: int
+        offset: int
+        data: bytes
+        def __init__(self, bucket: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    manifest: _manifest_pb2.Manifest
+    chunk: FetchWeightsResponse.Chunk
+    def __init__(self, manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., chunk: _Optional[_Union[FetchWeightsResponse.Chunk, _Mapping]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "run_dir", "finished")
+    class Replica(_message.Message):
+        __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens")
+        REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+        ADDRESS_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        LOADED_VERSION_FIELD_NUMBER: _ClassVar[int]
+        NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+        NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+        SILENT_S_FIELD_NUMBER: _ClassVar[int]
+        ATTENDING_FIELD_NUMBER: _ClassVar[int]
+        DETAIL_FIELD_NUMBER: _ClassVar[int]
+        NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        replica_id: str
+        address: str
+        state: _rollout_pb2.ReplicaState
+        loaded_version: int
+        num_running: int
+        num_leases: int
+        silent_s: float
+        attending: bool
+        detail: str
+        num_tokens: int
+        def __init__(self, replica_id: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_leases: _Optional[int] = ..., silent_s: _Optional[float] = ..., attending: _Optional[bool] = ..., detail: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    class NumDroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class TrainedTokensByStalenessEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_STEP_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASED_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAINED_FIELD_NUMBER: _ClassVar[int]
+    NUM_OPEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    MAX_OPEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_TOKENS_BY_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    newest_version: int
+    lineage: int
+    policy_step: int
+    replicas: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Replica]
+    num_leased: int
+    num_trained: int
+    num_open: int
+    num_dropped: _containers.ScalarMap[str, int]
+    max_open: int
+    max_staleness: int
+    trained_tokens_by_staleness: _containers.ScalarMap[int, int]
+    num_waiting: int
+    run_dir: str
+    finished: bool
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...

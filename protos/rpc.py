@@ -1,0 +1,234 @@
+"""How every service speaks gRPC: limits, keepalive, deadlines, TLS and the bearer token, in one place.
+
+`serve` runs a server with health checks until it is told to stop: NOT_SERVING first, then a grace in which
+running calls end. `channel` opens a client. `deadline_s` is the one table of deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+MAX_MESSAGE_BYTES = 256 << 20
+CHUNK_BYTES = 4 << 20
+
+_SHARED = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+# A server allows one ping in five minutes unless told otherwise, and unknown option names are accepted silently:
+# this is the name that works.
+_SERVER = [*_SHARED, ("grpc.http2.min_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
+_CLIENT = [*_SHARED, ("grpc.max_reconnect_backoff_ms", 2_000), ("grpc.initial_reconnect_backoff_ms", 100)]
+
+# Seconds; None: a stream that lives as long as its owner, guarded by heartbeats.
+_DEADLINES_S: dict[str, float | None] = {
+    "Attend": None,
+    "LeaseGroups": 40.0,
+    "SubmitTrajectories": None,
+    "FetchWeights": 1800.0,
+    "GetStatus": 5.0,
+    "Register": 600.0,
+    "TakeBatch": None,
+    "CloseBatch": 120.0,
+    "BeginUpdate": 120.0,
+    "EndUpdate": 1200.0,
+    "SaveCut": 600.0,
+    "FinishRun": 60.0,
+    "Generate": 3600.0,
+    "LoadWeights": 1800.0,
+    "Drain": 3600.0,
+    "Score": None,
+    "ListScorers": 5.0,
+    "Check": 5.0,
+}
+
+
+def deadline_s(method: str) -> float | None:
+    """Deadline of a method in seconds. Raises KeyError for a method that is not in the table."""
+    return _DEADLINES_S[method]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Security:
+    """Credentials of one side. All empty: plain text without a token.
+
+    Example: `Security(token="s3cret", ca=Path("ca.pem"))` on a client of a TLS server.
+    """
+
+    token: str = ""  # empty: no token is sent or asked for
+    certificate: Path | None = None  # server: its chain, PEM
+    key: Path | None = None  # server: its private key, PEM
+    ca: Path | None = None  # client: whom to trust, PEM
+
+
+OPEN = Security()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` can only be reached from this machine."""
+    host = address.rsplit(":", 1)[0].strip("[]")
+    if host == "localhost" or address.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def channel(address: str, security: Security = OPEN) -> grpc.aio.Channel:
+    """A client channel to `host:port`; connects lazily and for ever."""
+    interceptors = [_TokenClient(security.token)] if security.token else []
+    if security.ca is not None:
+        credentials = grpc.ssl_channel_credentials(security.ca.read_bytes())
+        return grpc.aio.secure_channel(address, credentials, options=_CLIENT, interceptors=interceptors)
+    return grpc.aio.insecure_channel(address, options=_CLIENT, interceptors=interceptors)
+
+
+class _TokenClient(
+    grpc.aio.UnaryUnaryClientInterceptor,
+    grpc.aio.UnaryStreamClientInterceptor,
+    grpc.aio.StreamUnaryClientInterceptor,
+    grpc.aio.StreamStreamClientInterceptor,
+):
+    """Adds the bearer token to every call."""
+
+    def __init__(self, token: str) -> None:
+        self._header = ("authorization", f"Bearer {token}")
+
+    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
+        return details._replace(metadata=metadata)
+
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request)
+
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request)
+
+    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request_iterator)
+
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request_iterator)
+
+
+class _TokenServer(grpc.aio.ServerInterceptor):
+    """Refuses calls without the bearer token, health checks excepted."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        given = dict(handler_call_details.invocation_metadata).get("authorization", "").encode()
+        if handler_call_details.method.startswith("/grpc.health.") or hmac.compare_digest(given, self._expected):
+            return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        return _refusal(handler)
+
+
+def _refusal(handler: Any) -> Any:
+    """A handler of the same shape that only says UNAUTHENTICATED."""
+
+    async def refuse_unary(_request: Any, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service asks for a bearer token, and the call brought none or another")
+
+    async def refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> Any:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service asks for a bearer token, and the call brought none or another")
+        yield
+
+    if handler is None:
+        return None
+    shape = {
+        (False, False): (grpc.unary_unary_rpc_method_handler, refuse_unary),
+        (False, True): (grpc.unary_stream_rpc_method_handler, refuse_stream),
+        (True, False): (grpc.stream_unary_rpc_method_handler, refuse_unary),
+        (True, True): (grpc.stream_stream_rpc_method_handler, refuse_stream),
+    }
+    make, refuse = shape[(bool(handler.request_streaming), bool(handler.response_streaming))]
+    return make(refuse, handler.request_deserializer, handler.response_serializer)
+
+
+class Server:
+    """A grpc.aio server with health. Serving starts with `start`; `stop` says NOT_SERVING, waits, then closes.
+
+    Example:
+        server = Server("127.0.0.1:0", [lambda s: add_RewardServiceServicer_to_server(servicer, s)])
+        await server.start()      # server.port is the bound port
+        await server.stop(grace_s=5.0)
+    """
+
+    def __init__(
+        self, address: str, register: Sequence[Callable[[grpc.aio.Server], None]], security: Security = OPEN
+    ) -> None:
+        interceptors = [_TokenServer(security.token)] if security.token else []
+        self._server = grpc.aio.server(options=_SERVER, interceptors=interceptors)
+        self._address = address
+        self._security = security
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for add in register:
+            add(self._server)
+        self.port = 0
+
+    async def start(self) -> None:
+        """Binds and serves, with health NOT_SERVING until `ready`. Raises ValueError naming the address when it cannot be bound."""
+        try:
+            self.port = self._bind()
+        except RuntimeError as error:
+            raise ValueError(f"cannot listen on {self._address}: {error}; choose another port or stop what holds it") from None
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    def _bind(self) -> int:
+        if self._security.certificate is None or self._security.key is None:
+            return self._server.add_insecure_port(self._address)
+        pair = (self._security.key.read_bytes(), self._security.certificate.read_bytes())
+        return self._server.add_secure_port(self._address, grpc.ssl_server_credentials([pair]))
+
+    async def ready(self, serving: bool = True) -> None:
+        """Sets what health checks answer."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING, no new calls, running ones get `grace_s` to end."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def wait(self) -> None:
+        await self._server.wait_for_termination()
+
+
+def is_transient(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the same call may succeed later on its own."""
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED)
+
+
+async def retry(
+    call: Callable[[], Awaitable[Any]], *, limit_s: float, first_wait_s: float = 0.1, longest_wait_s: float = 2.0
+) -> Any:
+    """Repeats an idempotent call on UNAVAILABLE with doubling waits. Raises the last error once limit_s has passed, other errors at once."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    wait_s = first_wait_s
+    while True:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE or loop.time() + wait_s > end:
+                raise
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, longest_wait_s)

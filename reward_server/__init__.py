@@ -1,0 +1,1 @@
+"""The reward server: scores completions in killable processes."""

@@ -1,0 +1,43 @@
+"""Configuration of one rollout server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class RolloutConfig(BaseModel):
+    """One replica: its engine, whom it serves, where it has things scored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    model: str = Field(description="Hugging Face folder or hub id")
+    address: str = Field("127.0.0.1:0", description="where RolloutService listens; port 0 takes a free one")
+    learner: str = Field("", description="host:port of a learner; empty: a plain generation service")
+    rewards: tuple[str, ...] = Field((), description="host:port of reward servers; needed with a learner")
+    replica_id: str = Field("", description="empty: host name and process id")
+    run_id: str = Field("", description="run that the learner must be; empty: any")
+    engine: Literal["vllm", "small"] = Field("vllm", description="small: a plain engine for tests, never chosen by itself")
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_model_len: Count = 2048
+    max_num_seqs: Count = Field(64, description="samples drawn at once")
+    kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="KV cache on CPU; on a GPU gpu_memory_fraction decides")
+    gpu_memory_fraction: float = Field(0.9, gt=0, le=1)
+    block_size: int = Field(32, ge=1, description="KV block in tokens; small prompts reuse prefixes only with small blocks")
+    tensor_parallel: Count = 1
+    enforce_eager: bool = True
+    threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: the engine decides")
+    seed: int = Field(0, ge=0)
+    in_flight: Literal["recompute", "keep"] = Field("recompute", description="KV of running requests at an update: recomputed under the new weights, or kept")
+    apply_updates: bool = Field(True, description="False is a control: versions count as loaded but the weights stay the base's")
+    exit_when_finished: bool = Field(True, description="leave with 0 when the learner says the run is over")
+    score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> RolloutConfig:
+        if self.learner and not self.rewards:
+            raise ValueError(f"learner={self.learner} without rewards: samples for a learner must be scored; give the address of at least one reward server")
+        return self
