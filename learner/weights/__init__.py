@@ -1,0 +1,1 @@
+"""Weights on the learner's side: plan, snapshot, push."""

@@ -1,0 +1,1 @@
+"""Weight updates of one replica: the transaction and what drives it."""
