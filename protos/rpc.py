@@ -51,6 +51,7 @@ _DEADLINES_S: dict[str, float | None] = {
     "LoadWeights": 1800.0,
     "Drain": 3600.0,
     "Score": None,
+    "ScoreBatch": None,
     "ListScorers": 5.0,
     "Check": 5.0,
 }

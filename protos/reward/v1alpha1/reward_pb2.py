@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2 as protos_dot_trajectory_dot_v1alpha1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/reward/v1alpha1/reward.proto\x12\x16protos.reward.v1alpha1\x1a\x1cgoogle/protobuf/struct.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"w\n\x0cScoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06scorer\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x12\n\ncompletion\x18\x04 \x01(\t\x12\'\n\x06\x66ields\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\"`\n\rScoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x32\n\x06reward\x18\x02 \x01(\x0b\x32\".protos.trajectory.v1alpha1.Reward\x12\x0f\n\x07seconds\x18\x03 \x01(\x02\"\x14\n\x12ListScorersRequest\"\xdc\x01\n\x13ListScorersResponse\x12\x43\n\x07scorers\x18\x01 \x03(\x0b\x32\x32.protos.reward.v1alpha1.ListScorersResponse.Scorer\x12\x16\n\x0e\x64\x65\x66\x61ult_scorer\x18\x02 \x01(\t\x1ah\n\x06Scorer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0f\n\x07limit_s\x18\x03 \x01(\x02\x12\x14\n\x0cnum_answered\x18\x04 \x01(\x04\x12\x14\n\x0cnum_unscored\x18\x05 \x01(\x04\x32\xd1\x01\n\rRewardService\x12X\n\x05Score\x12$.protos.reward.v1alpha1.ScoreRequest\x1a%.protos.reward.v1alpha1.ScoreResponse(\x01\x30\x01\x12\x66\n\x0bListScorers\x12*.protos.reward.v1alpha1.ListScorersRequest\x1a+.protos.reward.v1alpha1.ListScorersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/reward/v1alpha1/reward.proto\x12\x16protos.reward.v1alpha1\x1a\x1cgoogle/protobuf/struct.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"w\n\x0cScoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06scorer\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x12\n\ncompletion\x18\x04 \x01(\t\x12\'\n\x06\x66ields\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\"`\n\rScoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x32\n\x06reward\x18\x02 \x01(\x0b\x32\".protos.trajectory.v1alpha1.Reward\x12\x0f\n\x07seconds\x18\x03 \x01(\x02\"K\n\x11ScoreBatchRequest\x12\x36\n\x08requests\x18\x01 \x03(\x0b\x32$.protos.reward.v1alpha1.ScoreRequest\"N\n\x12ScoreBatchResponse\x12\x38\n\tresponses\x18\x01 \x03(\x0b\x32%.protos.reward.v1alpha1.ScoreResponse\"\x14\n\x12ListScorersRequest\"\xdc\x01\n\x13ListScorersResponse\x12\x43\n\x07scorers\x18\x01 \x03(\x0b\x32\x32.protos.reward.v1alpha1.ListScorersResponse.Scorer\x12\x16\n\x0e\x64\x65\x66\x61ult_scorer\x18\x02 \x01(\t\x1ah\n\x06Scorer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0f\n\x07limit_s\x18\x03 \x01(\x02\x12\x14\n\x0cnum_answered\x18\x04 \x01(\x04\x12\x14\n\x0cnum_unscored\x18\x05 \x01(\x04\x32\xba\x02\n\rRewardService\x12X\n\x05Score\x12$.protos.reward.v1alpha1.ScoreRequest\x1a%.protos.reward.v1alpha1.ScoreResponse(\x01\x30\x01\x12g\n\nScoreBatch\x12).protos.reward.v1alpha1.ScoreBatchRequest\x1a*.protos.reward.v1alpha1.ScoreBatchResponse(\x01\x30\x01\x12\x66\n\x0bListScorers\x12*.protos.reward.v1alpha1.ListScorersRequest\x1a+.protos.reward.v1alpha1.ListScorersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREQUEST']._serialized_end=257
   _globals['_SCORERESPONSE']._serialized_start=259
   _globals['_SCORERESPONSE']._serialized_end=355
-  _globals['_LISTSCORERSREQUEST']._serialized_start=357
-  _globals['_LISTSCORERSREQUEST']._serialized_end=377
-  _globals['_LISTSCORERSRESPONSE']._serialized_start=380
-  _globals['_LISTSCORERSRESPONSE']._serialized_end=600
-  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_start=496
-  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_end=600
-  _globals['_REWARDSERVICE']._serialized_start=603
-  _globals['_REWARDSERVICE']._serialized_end=812
+  _globals['_SCOREBATCHREQUEST']._serialized_start=357
+  _globals['_SCOREBATCHREQUEST']._serialized_end=432
+  _globals['_SCOREBATCHRESPONSE']._serialized_start=434
+  _globals['_SCOREBATCHRESPONSE']._serialized_end=512
+  _globals['_LISTSCORERSREQUEST']._serialized_start=514
+  _globals['_LISTSCORERSREQUEST']._serialized_end=534
+  _globals['_LISTSCORERSRESPONSE']._serialized_start=537
+  _globals['_LISTSCORERSRESPONSE']._serialized_end=757
+  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_start=653
+  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_end=757
+  _globals['_REWARDSERVICE']._serialized_start=760
+  _globals['_REWARDSERVICE']._serialized_end=1074
 # @@protoc_insertion_point(module_scope)

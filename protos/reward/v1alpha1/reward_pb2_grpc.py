@@ -40,6 +40,11 @@ class RewardServiceStub:
                 request_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.ScoreBatch = channel.stream_stream(
+                '/protos.reward.v1alpha1.RewardService/ScoreBatch',
+                request_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchRequest.SerializeToString,
+                response_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchResponse.FromString,
+                _registered_method=True)
         self.ListScorers = channel.unary_unary(
                 '/protos.reward.v1alpha1.RewardService/ListScorers',
                 request_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ListScorersRequest.SerializeToString,
@@ -62,6 +67,15 @@ class RewardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoreBatch(self, request_iterator, context):
+        """Score with several items a message: one message costs about as much as thirty items, so callers with many items
+        use this one. Answers are not held back for their batch: a message carries what has been answered since the last.
+        Blocks, is idempotent and fails as Score; ids are unique in the stream, not only in the message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListScorers(self, request, context):
         """Names and descriptions of the configured scorers. Does not block; idempotent.
         """
@@ -76,6 +90,11 @@ def add_RewardServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreRequest.FromString,
                     response_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreResponse.SerializeToString,
+            ),
+            'ScoreBatch': grpc.stream_stream_rpc_method_handler(
+                    servicer.ScoreBatch,
+                    request_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchRequest.FromString,
+                    response_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchResponse.SerializeToString,
             ),
             'ListScorers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListScorers,
@@ -111,6 +130,33 @@ class RewardService:
             '/protos.reward.v1alpha1.RewardService/Score',
             protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreRequest.SerializeToString,
             protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreBatch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/protos.reward.v1alpha1.RewardService/ScoreBatch',
+            protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchRequest.SerializeToString,
+            protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
