@@ -109,7 +109,7 @@ class _TokenClient(
     def __init__(self, token: str) -> None:
         self._header = ("authorization", f"Bearer {token}")
 
-    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+    def _with_token(self, details: Any) -> Any:
         metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
         return details._replace(metadata=metadata)
 
@@ -133,7 +133,7 @@ class _TokenServer(grpc.aio.ServerInterceptor):
         self._expected = f"Bearer {token}".encode()
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        given = dict(handler_call_details.invocation_metadata).get("authorization", "").encode()
+        given = str(dict(handler_call_details.invocation_metadata).get("authorization", "")).encode()
         if handler_call_details.method.startswith("/grpc.health.") or hmac.compare_digest(given, self._expected):
             return await continuation(handler_call_details)
         handler = await continuation(handler_call_details)
@@ -143,10 +143,10 @@ class _TokenServer(grpc.aio.ServerInterceptor):
 def _refusal(handler: Any) -> Any:
     """A handler of the same shape that only says UNAUTHENTICATED."""
 
-    async def refuse_unary(_request: Any, context: grpc.aio.ServicerContext) -> None:
+    async def refuse_unary(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service asks for a bearer token, and the call brought none or another")
 
-    async def refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def refuse_stream(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service asks for a bearer token, and the call brought none or another")
         yield
 
