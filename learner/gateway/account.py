@@ -1,0 +1,235 @@
+"""What the records mean: the state of the account, changed by `Account.apply` and by nothing else.
+
+A record is one mutation, whole: a msgpack-able dict with its "type". The same records in the same order give the same state, so
+a restarted gateway is the newest cut's `state()` plus the journal's records after it. Which records may be made is ledger.py's.
+
+    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease
+    leased_again   seq, lease
+    submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""
+    released       given_back, failed, dropped                         leases that ended unfulfilled: seqs; dropped: out of attempts
+    dropped        groups, reason
+    planned        step, groups, tokens, dropped                       dropped: seqs left behind by a rollback
+    published      version, step, closed                               closed: the active plan was trained
+    rolled_back    step, replay
+    covered        step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from learner.gateway.groups import Group, Lease, SampleFacts
+from learner.gateway.versions import PolicyVersion, Versions
+
+SCHEMA = 1
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The batch that is trained starting from policy `step`: sequence numbers in order of entry.
+
+    tokens: staleness to number of trained tokens.
+    """
+
+    step: int
+    groups: tuple[int, ...]
+    tokens: tuple[tuple[int, int], ...]
+
+    def to_state(self) -> list[Any]:
+        return [self.step, list(self.groups), [list(pair) for pair in self.tokens]]
+
+    @classmethod
+    def from_state(cls, state: list[Any]) -> Plan:
+        step, groups, tokens = state
+        return cls(step=step, groups=tuple(groups), tokens=tuple((age, count) for age, count in tokens))
+
+
+class Account:
+    """Groups that may still matter, the plans they are in, and the totals.
+
+    step: newest policy step; published: it has been, since the start or the last rollback.
+    groups: by seq; open ones, and closed ones that no cut covers yet (their payloads may be replayed).
+    unheld: incomplete, in nobody's hands. waiting: complete, in no batch. Both are seqs.
+    active: the batch in training. closed, replays: by step.
+    covered: plans of lower steps are forgotten.
+    """
+
+    def __init__(self, group_size: int) -> None:
+        self.group_size = group_size
+        self.versions = Versions()
+        self.step = self.lineage = self.covered = 0
+        self.published = False
+        self.next_seq = self.num_trained = self.drops_in_row = 0
+        self.dropped: dict[str, int] = {}
+        self.tokens_by_staleness: dict[int, int] = {}
+        self.groups: dict[int, Group] = {}
+        self.unheld: set[int] = set()
+        self.waiting: set[int] = set()
+        self.active: Plan | None = None
+        self.closed: dict[int, Plan] = {}
+        self.replays: dict[int, Plan] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self.groups) - sum(len(plan.groups) for plan in self.closed.values())
+
+    def outside(self) -> Iterable[tuple[int, bool]]:
+        """(seq, complete) of every open group that is in no batch, in no order."""
+        return ((seq, seq in self.waiting) for seq, group in self.groups.items() if group.place == "open")
+
+    def apply(self, record: Record) -> None:
+        """Raises ValueError for a record of an unknown type."""
+        handler = getattr(self, f"_apply_{record.get('type')}", None)
+        if handler is None:
+            raise ValueError(f"journal record of unknown type {record.get('type')!r}: it was written by another version of this program; use that one")
+        handler(record)
+
+    def _apply_opened(self, record: Record) -> None:
+        seq = record["seq"]
+        assert seq == self.next_seq, f"group {seq} opened, {self.next_seq} was due"
+        self.groups[seq] = Group(
+            seq=seq,
+            prompt_id=record["prompt_id"],
+            prompt_row=record["prompt_row"],
+            opened_at=record["now"],
+            first_version=record["version"],
+            floor_step=self.step,
+            attempts=1,
+            lease=Lease(**record["lease"]),
+        )
+        self.next_seq += 1
+
+    def _apply_leased_again(self, record: Record) -> None:
+        group = self.groups[record["seq"]]
+        group.lease = Lease(**record["lease"])
+        group.attempts += 1
+        self.unheld.discard(group.seq)
+
+    def _apply_submitted(self, record: Record) -> None:
+        group = self.groups[record["seq"]]
+        group.samples[record["sample_index"]] = SampleFacts.from_record(record["facts"])
+        if len(group.samples) < self.group_size:
+            return
+        group.lease = None
+        self.unheld.discard(group.seq)
+        self.waiting.add(group.seq)
+        if record["dropped"]:
+            self._drop([group.seq], record["dropped"])
+        else:
+            self.drops_in_row = 0
+
+    def _apply_released(self, record: Record) -> None:
+        for seq in (*record["given_back"], *record["failed"]):
+            self.groups[seq].lease = None
+            self.unheld.add(seq)
+        for seq in record["given_back"]:
+            self.groups[seq].attempts -= 1
+        self._drop(record["dropped"], "attempts")
+
+    def _apply_dropped(self, record: Record) -> None:
+        self._drop(record["groups"], record["reason"])
+
+    def _apply_planned(self, record: Record) -> None:
+        self._drop(record["dropped"], "rolled_back")
+        self.active = Plan.from_state([record["step"], record["groups"], record["tokens"]])
+        self.replays.pop(self.active.step, None)
+        for seq in self.active.groups:
+            self.groups[seq].place = "planned"
+            self.waiting.discard(seq)
+
+    def _apply_published(self, record: Record) -> None:
+        if record["closed"]:
+            self._close()
+        self.step = record["step"]
+        self.published = True
+        self.versions.add(PolicyVersion(number=record["version"], lineage=self.lineage, step=self.step, branch=self.step))
+
+    def _close(self) -> None:
+        assert self.active is not None, "no batch is in training"
+        for seq in self.active.groups:
+            self.groups[seq].place = "closed"
+        self._count_trained(self.active, 1)
+        self.closed[self.active.step] = self.active
+        self.active = None
+
+    def _count_trained(self, plan: Plan, sign: int) -> None:
+        self.num_trained += sign * len(plan.groups)
+        for age, count in plan.tokens:
+            self.tokens_by_staleness[age] = self.tokens_by_staleness.get(age, 0) + sign * count
+
+    def _apply_rolled_back(self, record: Record) -> None:
+        cut, replay = record["step"], record["replay"]
+        reverted = [self.closed.pop(step) for step in sorted(self.closed) if step >= cut]
+        for plan in reverted:
+            self._count_trained(plan, -1)
+        queue = [*reverted, *([self.active] if self.active else []), *self.replays.values()]
+        self.active, self.replays = None, {plan.step: plan for plan in queue} if replay else {}
+        for seq in (seq for plan in queue for seq in plan.groups):
+            self.groups[seq].place = "planned" if replay else "open"
+            if not replay:
+                self.waiting.add(seq)
+        for group in self.groups.values():
+            group.rolled_back |= group.place == "open"
+            if not replay:
+                group.floor_step = min(group.floor_step, cut)
+        if not replay:
+            self.versions.leave(cut)
+        self.step, self.published = cut, False
+        self.lineage += 1
+
+    def _apply_covered(self, record: Record) -> None:
+        self.covered = record["step"]
+        for step in [step for step in self.closed if step < self.covered]:
+            for seq in self.closed.pop(step).groups:
+                del self.groups[seq]
+        newest = self.versions.last_number
+        self.versions.forget(min((group.first_version for group in self.groups.values()), default=newest))
+
+    def _drop(self, seqs: Iterable[int], reason: str) -> None:
+        for seq in seqs:
+            del self.groups[seq]
+            self.unheld.discard(seq)
+            self.waiting.discard(seq)
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+            self.drops_in_row += reason != "rolled_back"
+
+    def state(self) -> dict[str, Any]:
+        """Msgpack-able copy of everything; `Account.from_state` makes an equal account."""
+        return {
+            "schema": SCHEMA,
+            "group_size": self.group_size,
+            "versions": self.versions.state(),
+            **{name: getattr(self, name) for name in _PLAIN},
+            "dropped": dict(self.dropped),
+            "tokens_by_staleness": sorted([age, count] for age, count in self.tokens_by_staleness.items()),
+            "groups": [group.to_state() for _, group in sorted(self.groups.items())],
+            "unheld": sorted(self.unheld),
+            "waiting": sorted(self.waiting),
+            "active": self.active.to_state() if self.active else None,
+            "closed": [plan.to_state() for _, plan in sorted(self.closed.items())],
+            "replays": [plan.to_state() for _, plan in sorted(self.replays.items())],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Account:
+        """Raises ValueError for a state of another schema."""
+        if state.get("schema") != SCHEMA:
+            raise ValueError(f"the saved account has schema {state.get('schema')!r}, this program reads {SCHEMA}; use the version that wrote it")
+        account = cls(state["group_size"])
+        account.versions = Versions.from_state(state["versions"])
+        for name in _PLAIN:
+            setattr(account, name, state[name])
+        account.dropped = dict(state["dropped"])
+        account.tokens_by_staleness = {age: count for age, count in state["tokens_by_staleness"]}
+        account.groups = {saved["seq"]: Group.from_state(saved) for saved in state["groups"]}
+        account.unheld, account.waiting = set(state["unheld"]), set(state["waiting"])
+        account.active = Plan.from_state(state["active"]) if state["active"] else None
+        account.closed = {saved[0]: Plan.from_state(saved) for saved in state["closed"]}
+        account.replays = {saved[0]: Plan.from_state(saved) for saved in state["replays"]}
+        return account
+
+
+_PLAIN = ("step", "lineage", "covered", "published", "next_seq", "num_trained", "drops_in_row")

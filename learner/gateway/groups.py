@@ -1,0 +1,145 @@
+"""One group: its samples, its lease, and whether it is worth training on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+ZERO_SIGNAL_SPREAD = 1e-6
+UNSCORED = "unscored"
+
+Place = Literal["open", "planned", "closed"]
+
+
+def group_id(seq: int) -> str:
+    """Name of the group with this sequence number: unique in a run, sorts in order of first lease."""
+    return f"g{seq:08d}"
+
+
+def seq_of(name: str) -> int | None:
+    """Sequence number of a group's name; None when it is no such name."""
+    digits = name[1:]
+    if name[:1] == "g" and digits.isascii() and digits.isdigit() and group_id(int(digits)) == name:
+        return int(digits)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleFacts:
+    """What the account knows of a finished sample; the payload stays in the journal.
+
+    For instance SampleFacts(reward=1.0, num_prompt_tokens=12, num_completion_tokens=3, num_trained_tokens=3, spans=((1, 3),)).
+    reward: finite, or None when there is no score (then it is unusable and unusable_reason says why).
+    unusable_reason: empty when it may be trained on; begins with "unscored" when the scorer had no answer.
+    num_trained_tokens: completion tokens with loss mask 1.
+    spans: (version number, tokens with loss mask 1 that it drew), in order, one pair for each span; they sum to num_trained_tokens.
+    """
+
+    reward: float | None
+    unusable_reason: str = ""
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_trained_tokens: int
+    spans: tuple[tuple[int, int], ...]
+    truncated: bool = False
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    replica_id: str = ""
+
+    def __post_init__(self) -> None:
+        if self.reward is None and not self.unusable_reason:
+            raise ValueError("a sample without a reward must say in unusable_reason why it has none")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"reward {self.reward} is not finite; send it as unscored")
+        if not 0 <= self.num_trained_tokens <= self.num_completion_tokens:
+            raise ValueError(f"num_trained_tokens={self.num_trained_tokens} is outside [0, num_completion_tokens={self.num_completion_tokens}]")
+        if not self.spans or sum(count for _, count in self.spans) != self.num_trained_tokens:
+            raise ValueError(f"version spans {self.spans} do not sum to num_trained_tokens={self.num_trained_tokens}")
+
+    @property
+    def usable(self) -> bool:
+        return not self.unusable_reason
+
+    def to_record(self) -> dict[str, Any]:
+        record = {name: getattr(self, name) for name in _PLAIN_FACTS}
+        record["spans"] = [list(span) for span in self.spans]
+        record["reward_parts"] = dict(self.reward_parts)
+        return record
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> SampleFacts:
+        return cls(**{**record, "spans": tuple((version, count) for version, count in record["spans"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """The loan of one group. lapse_at: seconds of the wall clock, since it outlives this process."""
+
+    lease_id: str
+    holder: str
+    lapse_at: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Group:
+    """One group of the account. Only `Account.apply` changes it.
+
+    prompt_row: row of the prompt in its PromptSet. opened_at: wall-clock seconds of the first lease.
+    first_version: least version of the first lease; no token of it may be older.
+    floor_step: policy step at the first lease; it is not leased again while the run is rolled back below that.
+    attempts: leases that count (one given back in good order does not).
+    rolled_back: it was open in a rollback, so its age may break the bound without a defect.
+    """
+
+    seq: int
+    prompt_id: str
+    prompt_row: int
+    opened_at: float
+    first_version: int
+    floor_step: int
+    attempts: int = 0
+    lease: Lease | None = None
+    samples: dict[int, SampleFacts] = field(default_factory=dict)
+    place: Place = "open"
+    rolled_back: bool = False
+
+    @property
+    def group_id(self) -> str:
+        return group_id(self.seq)
+
+    def usable(self) -> list[SampleFacts]:
+        return [facts for _, facts in sorted(self.samples.items()) if facts.usable]
+
+    def to_state(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in _PLAIN_GROUP}
+        state["lease"] = asdict(self.lease) if self.lease else None
+        state["samples"] = [[index, facts.to_record()] for index, facts in self.samples.items()]
+        return state
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Group:
+        lease = Lease(**state["lease"]) if state["lease"] else None
+        samples = {index: SampleFacts.from_record(record) for index, record in state["samples"]}
+        return cls(**{**state, "lease": lease, "samples": samples})
+
+
+_PLAIN_FACTS = tuple(entry.name for entry in fields(SampleFacts) if entry.name not in ("spans", "reward_parts"))
+_PLAIN_GROUP = tuple(entry.name for entry in fields(Group) if entry.name not in ("lease", "samples"))
+
+
+def verdict(samples: Mapping[int, SampleFacts], *, min_usable: int, zero_signal: bool, unscored: str) -> str:
+    """Why a complete group is not trained on; empty when it is.
+
+    "unscored": the scorer had no answer for a sample and such groups are dropped whole. "unusable": fewer usable samples than min_usable.
+    "zero_signal": the rewards of the usable samples spread over less than 1e-6 (the spread, not the mean: four rewards of 0.4 teach
+    nothing, and float noise is no signal).
+    """
+    usable = [facts.reward for facts in samples.values() if facts.usable and facts.reward is not None]
+    if unscored == "drop_group" and any(facts.unusable_reason.startswith(UNSCORED) for facts in samples.values()):
+        return "unscored"
+    if len(usable) < min_usable:
+        return "unusable"
+    if zero_signal and max(usable) - min(usable) < ZERO_SIGNAL_SPREAD:
+        return "zero_signal"
+    return ""

@@ -1,0 +1,345 @@
+"""The account of every group. Pure: no clock, no IO; each mutation checks, changes the state and returns the record it made.
+
+A mutation is one record, so a torn journal never holds half of one. The caller journals records in the order it got them, and
+answers the outside only once they are durable. Conservation holds always: leased = trained + sum of dropped + open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from learner.gateway.account import Account, Plan, Record
+from learner.gateway.groups import Group, Lease, SampleFacts, seq_of, verdict
+from learner.gateway.versions import PolicyVersion, StalenessBroken
+from learner.gateway.window import choose, max_open
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The rules of one run. Raises ValueError when a batch could never be full (see `window.max_open`).
+
+    groups_per_step P, max_staleness S in steps, window W in groups; group_size: samples of a group.
+    min_usable, zero_signal, unscored: see `groups.verdict`. max_attempts: leases of one group before it is dropped("attempts").
+    max_consecutive_drops: groups dropped one after another at which the run still goes on.
+    """
+
+    groups_per_step: int
+    group_size: int
+    max_staleness: int
+    window: int = 1
+    min_usable: int = 2
+    zero_signal: bool = False
+    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    max_consecutive_drops: int = 256
+    max_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        assert self.max_open >= self.groups_per_step
+
+    @property
+    def max_open(self) -> int:
+        """(S + 1) * P - (W - 1)."""
+        return max_open(groups_per_step=self.groups_per_step, max_staleness=self.max_staleness, window=self.window)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """The account in numbers: leased = trained + sum(dropped) + open. waiting: open, complete, in no batch."""
+
+    leased: int
+    trained: int
+    dropped: dict[str, int]
+    open: int
+    waiting: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What became of a sample, and of its group.
+
+    group: "open" (samples are missing), "complete" (it waits for a batch), "dropped" (with `reason`), "gone" (it was not there).
+    record: to be journaled with the payload; None when nothing changed.
+    """
+
+    status: Literal["accepted", "duplicate", "unwanted"]
+    group: Literal["open", "complete", "dropped", "gone"]
+    reason: str = ""
+    record: Record | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One sample of a planned batch. staleness: of its oldest token, in steps."""
+
+    group_id: str
+    sample_index: int
+    facts: SampleFacts
+    staleness: int
+
+
+class Ledger:
+    """See the module. `now` and `lapse_at` are seconds of the wall clock: leases outlive the process that lent them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.account = Account(limits.group_size)
+
+    # Queries
+
+    @property
+    def step(self) -> int:
+        """Newest policy step; after a rollback, the cut's."""
+        return self.account.step
+
+    @property
+    def lineage(self) -> int:
+        return self.account.lineage
+
+    @property
+    def published(self) -> PolicyVersion | None:
+        """The version to sample from; None until the first publication after the start or a rollback."""
+        return self.account.versions.newest if self.account.published else None
+
+    @property
+    def next_seq(self) -> int:
+        """Sequence number of the next new group: also its position in the prompt order, so the cursor needs no state of its own."""
+        return self.account.next_seq
+
+    @property
+    def head_seq(self) -> int | None:
+        """Oldest open group that is in no batch; None when there is none."""
+        return min((seq for seq, _ in self.account.outside()), default=None)
+
+    @property
+    def oldest_opened_at(self) -> float | None:
+        """Wall-clock seconds of the first lease of the oldest open group; None when none is open."""
+        return min((group.opened_at for group in self.account.groups.values() if group.place != "closed"), default=None)
+
+    @property
+    def exhausted(self) -> str:
+        """Why the run cannot go on; empty while it can."""
+        drops, bound = self.account.drops_in_row, self.limits.max_consecutive_drops
+        if drops <= bound:
+            return ""
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.account.dropped.items()))
+        return (
+            f"{drops} groups were dropped one after another, more than filter.max_consecutive_drops={bound} (dropped so far: {reasons}); "
+            "make the prompts or the reward give some signal, loosen `filter`, or raise max_consecutive_drops"
+        )
+
+    def room(self) -> int:
+        """New groups that may be opened now: max_open - open; 0 while nothing is published."""
+        return max(0, self.limits.max_open - self.account.num_open) if self.account.published else 0
+
+    def next_release(self) -> Group | None:
+        """The group to lease again, lowest seq first; None when there is none. It goes before any new group.
+
+        A group first leased past the step that a rollback went back to waits until the replay has come that far.
+        """
+        ready = (seq for seq in self.account.unheld if self.account.published and self.account.groups[seq].floor_step <= self.step)
+        seq = min(ready, default=None)
+        return None if seq is None else self.account.groups[seq]
+
+    def next_lapse(self) -> float | None:
+        """When `expire` will next have something to do; None when nothing is leased."""
+        return min((group.lease.lapse_at for group in self.account.groups.values() if group.lease), default=None)
+
+    def group(self, group_id: str) -> Group | None:
+        """A group to look at, never to change; None when it is unknown, dropped, or trained and covered."""
+        seq = seq_of(group_id)
+        return None if seq is None else self.account.groups.get(seq)
+
+    def num_leases(self, holder: str) -> int:
+        return sum(1 for group in self.account.groups.values() if group.lease and group.lease.holder == holder)
+
+    def counts(self) -> Counts:
+        account = self.account
+        return Counts(leased=account.next_seq, trained=account.num_trained, dropped=dict(account.dropped), open=account.num_open, waiting=len(account.waiting))
+
+    def trained_tokens_by_staleness(self) -> dict[int, int]:
+        return {age: count for age, count in sorted(self.account.tokens_by_staleness.items()) if count}
+
+    def retained(self) -> Iterator[tuple[str, int]]:
+        """(group_id, sample_index) of every payload that may still be needed: open groups, and closed ones that no cut covers."""
+        for group in self.account.groups.values():
+            for index in sorted(group.samples):
+                yield group.group_id, index
+
+    def table(self, plan: Plan) -> list[Row]:
+        """Every sample of a plan, groups in order of entry, samples by index."""
+        groups = (self.account.groups[seq] for seq in plan.groups)
+        return [
+            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self._age(facts, plan.step))
+            for group in groups
+            for index, facts in sorted(group.samples.items())
+        ]
+
+    # Mutations
+
+    def open_group(self, *, holder: str, lease_id: str, now: float, lapse_at: float, prompt_id: str, prompt_row: int) -> tuple[Group, Record]:
+        """First lease of the next group. Only with `room()` and nothing to lease again."""
+        version = self.published
+        assert version is not None and self.room() > 0, "no room for a new group"
+        lease = asdict(Lease(lease_id=lease_id, holder=holder, lapse_at=lapse_at))
+        seq = self.next_seq
+        record = self._made(type="opened", seq=seq, prompt_id=prompt_id, prompt_row=prompt_row, lease=lease, now=now, version=version.number)
+        return self.account.groups[seq], record
+
+    def lease_again(self, *, holder: str, lease_id: str, lapse_at: float) -> tuple[Group, Record]:
+        """Leases `next_release()`, which must not be None. Its `samples` are done and not to be drawn again."""
+        group = self.next_release()
+        assert group is not None, "no group waits to be leased again"
+        lease = asdict(Lease(lease_id=lease_id, holder=holder, lapse_at=lapse_at))
+        return group, self._made(type="leased_again", seq=group.seq, lease=lease)
+
+    def submit(self, group_id: str, sample_index: int, facts: SampleFacts) -> Submission:
+        """Takes a finished sample, whoever sends it: the first complete one of an identity wins.
+
+        Raises ValueError for an index outside the group, or a version that was never published or is older than the lease allowed.
+        """
+        if not 0 <= sample_index < self.limits.group_size:
+            raise ValueError(f"sample_index={sample_index} is outside the group of {self.limits.group_size} samples")
+        group = self.group(group_id)
+        if group is None:
+            return Submission(status="unwanted", group="gone", reason=f"group {group_id} is unknown, dropped, or trained and saved")
+        if sample_index in group.samples:
+            return Submission(status="duplicate", group="open" if len(group.samples) < self.limits.group_size else "complete")
+        self._check_versions(group, facts)
+        samples = {**group.samples, sample_index: facts}
+        complete = len(samples) == self.limits.group_size
+        limits = self.limits
+        dropped = verdict(samples, min_usable=limits.min_usable, zero_signal=limits.zero_signal, unscored=limits.unscored) if complete else ""
+        record = self._made(type="submitted", seq=group.seq, sample_index=sample_index, facts=facts.to_record(), dropped=dropped)
+        outcome: Literal["open", "complete", "dropped"] = "dropped" if dropped else "complete" if complete else "open"
+        return Submission(status="accepted", group=outcome, reason=dropped, record=record)
+
+    def release_holder(self, holder: str, *, in_good_order: bool) -> Record | None:
+        """All leases of a replica that is gone, or (in good order: no attempt is counted) that said goodbye. None: it had none."""
+        return self._release([g for g in self.account.groups.values() if g.lease and g.lease.holder == holder], in_good_order)
+
+    def release_lease(self, lease_id: str, *, in_good_order: bool) -> Record | None:
+        """One lease; None when it has ended already."""
+        return self._release([g for g in self.account.groups.values() if g.lease and g.lease.lease_id == lease_id], in_good_order)
+
+    def expire(self, now: float) -> Record | None:
+        """Leases whose lapse_at has come; None: there are none."""
+        return self._release([g for g in self.account.groups.values() if g.lease and g.lease.lapse_at <= now], False)
+
+    def form(self, policy_step: int, *, data_ended: bool = False) -> tuple[Plan | None, Record | None]:
+        """The batch of `policy_step`; (None, ...) while P groups cannot enter yet. Asking again gives the same plan.
+
+        After a rollback the plans of before come first, in order. data_ended: there are no more prompts, so the last batch may be
+        short once every open group is complete; with no open group left there is none (see `counts().open`).
+        A record without a plan frees places: groups that a rollback left too old were dropped("rolled_back").
+        Raises StalenessBroken when a group past the bound reached the batch: a defect.
+        """
+        account = self.account
+        assert account.published and policy_step == account.step, f"batch {policy_step} asked, {account.step} is due (published: {account.published})"
+        if account.active is not None:
+            return account.active, None
+        if policy_step in account.replays:
+            return self._plan(account.replays[policy_step].groups, [])
+        stale = [seq for seq in sorted(account.waiting) if account.groups[seq].rolled_back and self._oldest(seq) > self.limits.max_staleness]
+        outside = [(seq, complete) for seq, complete in account.outside() if seq not in stale]
+        wanted = self.limits.groups_per_step
+        if data_ended and outside and all(complete for _, complete in outside):
+            wanted = min(wanted, len(outside))
+        chosen = choose(outside, num_groups=wanted, window=self.limits.window)
+        if len(chosen) == wanted:
+            return self._plan(tuple(chosen), stale)
+        return None, self._made(type="dropped", groups=stale, reason="rolled_back") if stale else None
+
+    def publish(self, policy_step: int) -> tuple[PolicyVersion, Record | None]:
+        """Closes the batch in training and publishes the policy it made; or, first after the start or a rollback, publishes the
+        policy that the run goes on from. Asking again gives the same version and no record."""
+        account = self.account
+        if account.published and policy_step == account.step:
+            return account.versions[account.versions.last_number], None
+        first = not account.published and policy_step == account.step
+        closes = account.active is not None and policy_step == account.step + 1
+        assert first or closes, f"policy {policy_step} published, the account is at {account.step} (batch in training: {account.active is not None})"
+        number = account.versions.last_number + 1
+        record = self._made(type="published", version=number, step=policy_step, closed=closes)
+        return account.versions[number], record
+
+    def rollback(self, policy_step: int, *, replay: bool = True) -> Record | None:
+        """Back to the cut of `policy_step`: later batches are open again and will be replayed in order. None: nothing to undo.
+
+        replay=False gives their groups back to the queue instead; what was drawn past the cut then counts its way back
+        (`versions.staleness`), and groups past the bound are dropped("rolled_back") when a batch is formed.
+        Raises ValueError for a step that the account cannot go back to.
+        """
+        account = self.account
+        if not account.published and not account.replays and policy_step == account.step:
+            return None
+        if not account.covered <= policy_step <= account.step:
+            raise ValueError(
+                f"the account cannot go back to step {policy_step}: it is at {account.step}, and what was trained before step "
+                f"{account.covered} is forgotten, since a cut covered it; restore a cut from {account.covered} to {account.step}"
+            )
+        return self._made(type="rolled_back", step=policy_step, replay=replay)
+
+    def cover(self, policy_step: int) -> Record | None:
+        """The oldest cut that will ever be restored is `policy_step`: what was trained before may be forgotten. None: it was."""
+        assert policy_step <= self.step, f"cut of step {policy_step}, the account is at {self.step}"
+        return self._made(type="covered", step=policy_step) if policy_step > self.account.covered else None
+
+    # State
+
+    def apply(self, record: Record) -> None:
+        """Replays one record of the journal."""
+        self.account.apply(record)
+
+    def state(self) -> dict[str, Any]:
+        return self.account.state()
+
+    @classmethod
+    def from_state(cls, limits: Limits, state: dict[str, Any]) -> Ledger:
+        """Raises ValueError for another schema or group size."""
+        ledger = cls(limits)
+        ledger.account = Account.from_state(state)
+        if ledger.account.group_size != limits.group_size:
+            raise ValueError(f"sampling.group_size={limits.group_size}, but the saved account has groups of {ledger.account.group_size}; keep it, or start a new run folder")
+        return ledger
+
+    def _made(self, **record: Any) -> Record:
+        self.account.apply(record)
+        return record
+
+    def _release(self, groups: list[Group], in_good_order: bool) -> Record | None:
+        if not groups:
+            return None
+        seqs = sorted(group.seq for group in groups)
+        if in_good_order:
+            return self._made(type="released", given_back=seqs, failed=[], dropped=[])
+        out = [seq for seq in seqs if self.account.groups[seq].attempts >= self.limits.max_attempts]
+        return self._made(type="released", given_back=[], failed=seqs, dropped=out)
+
+    def _check_versions(self, group: Group, facts: SampleFacts) -> None:
+        for version, _ in facts.spans:
+            if version not in self.account.versions or version < group.first_version:
+                raise ValueError(
+                    f"group {group.group_id}: a span names version {version}, but the lease asked for {group.first_version} or newer "
+                    f"and the newest published is {self.account.versions.last_number}"
+                )
+
+    def _age(self, facts: SampleFacts, at_step: int) -> int:
+        return max(self.account.versions.age(version, at_step) for version, _ in facts.spans)
+
+    def _oldest(self, seq: int) -> int:
+        return max((self._age(facts, self.step) for facts in self.account.groups[seq].usable()), default=0)
+
+    def _plan(self, seqs: tuple[int, ...], stale: list[int]) -> tuple[Plan, Record]:
+        tokens: dict[int, int] = {}
+        for seq in seqs:
+            if (age := self._oldest(seq)) > self.limits.max_staleness:
+                raise StalenessBroken(f"group {self.account.groups[seq].group_id} is {age} steps old in the batch of step {self.step}, more than max_staleness={self.limits.max_staleness}")
+            for version, count in (span for facts in self.account.groups[seq].usable() for span in facts.spans):
+                token_age = self.account.versions.age(version, self.step)
+                tokens[token_age] = tokens.get(token_age, 0) + count
+        pairs = [[age, count] for age, count in sorted(tokens.items()) if count]
+        record = self._made(type="planned", step=self.step, groups=list(seqs), tokens=pairs, dropped=stale)
+        assert self.account.active is not None
+        return self.account.active, record
