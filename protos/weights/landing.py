@@ -6,64 +6,152 @@ the receiving runs in a daemon thread while generation goes on.
     landing.begin_receive(group_spec_bytes, manifest_bytes, timeout_s)     # then poll state() until it is not "receiving"
     landing.begin_chunks(manifest_bytes); landing.write_chunk(bucket, offset, data) ...; landing.finish_chunks()
     staging = landing.take(version); model.load(staging.tensors())          # in the pause
+
+Receiving thread: consumes collectives, produces the next state, waits for peers, unblocked by its deadline or discard().
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from protos.weights.staging import VerifiedStaging
+from protos.learner.v1alpha1 import learner_pb2
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.errors import TransferError
+from protos.weights.receiver import Receiver
+from protos.weights.staging import Staging, VerifiedStaging, check_names
 
 Phase = Literal["empty", "receiving", "ready", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LandingState:
-    """Example: LandingState(phase="failed", version=7, detail="slice 3 of model.norm.weight: digest differs", seconds=0.2)"""
+    """Example: LandingState(phase="failed", version=7, detail="version 7: 1 of 9 slices ...: model.norm.weight", seconds=0.2)"""
 
     phase: Phase
     version: int  # of the update under way or ready; 0 when empty
     detail: str  # with failed: what happened, naming the tensor or peer to blame
-    seconds: float  # spent receiving
+    seconds: float  # spent receiving so far
+
+
+_EMPTY = LandingState(phase="empty", version=0, detail="", seconds=0.0)
 
 
 class Landing:
     """One update at a time; a new one drops what lay there. `device` is where staging tensors are allocated and where
-    an NCCL group receives; groups are kept between updates while the group key is unchanged."""
+    an NCCL group receives; groups are kept between updates while the group key is unchanged.
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        raise NotImplementedError
+    `expected`: (Hugging Face name, shape) of every tensor of the model, where the engine knows them; a manifest with other
+    names or shapes is then refused before any byte moves.
+    """
+
+    def __init__(self, device: torch.device | None = None, expected: Sequence[tuple[str, Sequence[int]]] | None = None) -> None:
+        self._device = device or torch.device("cpu")
+        self._expected = expected
+        self._lock = threading.Lock()
+        self._receiver = Receiver(self._device)
+        self._cancelled = threading.Event()
+        self._started = 0.0
+        self._state = _EMPTY
+        self._chunks: Staging | None = None
+        self._verified: VerifiedStaging | None = None
 
     def begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
-        """Starts receiving by collectives. `group`, `manifest`: serialized GroupSpec and Manifest."""
-        raise NotImplementedError
+        """Starts receiving by collectives. `group`, `manifest`: serialized GroupSpec and Manifest. Raises TransferError for a
+        manifest that is not this model's."""
+        spec, parsed = learner_pb2.GroupSpec.FromString(group), self._open(manifest)
+        work = (self._receiver, self._cancelled, spec, parsed, timeout_s)
+        threading.Thread(target=self._receive, args=work, name="weights-receive", daemon=True).start()
 
     def begin_chunks(self, manifest: bytes) -> None:
-        """Opens staging for chunks of a FetchWeights stream."""
-        raise NotImplementedError
+        """Opens staging for chunks of a FetchWeights stream. Raises TransferError for a manifest that is not this model's."""
+        self._chunks = Staging(self._open(manifest), self._device)
 
     def write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         """Raises TransferError when the chunk does not lie inside the manifest's bucket."""
-        raise NotImplementedError
+        if self._chunks is None:
+            raise TransferError(f"chunk of bucket {bucket} without begin_chunks")
+        self._chunks.write_chunk(bucket, offset, data)
 
     def finish_chunks(self) -> None:
         """Verifies coverage and digests. Raises TransferError listing the tensors to blame; then nothing is kept."""
-        raise NotImplementedError
+        staging, self._chunks = self._chunks, None
+        if staging is None:
+            raise TransferError("finish_chunks without begin_chunks")
+        try:
+            verified = staging.verify()
+        except TransferError as error:
+            self._end(self._cancelled, "failed", str(error), None)
+            raise
+        self._end(self._cancelled, "ready", "", verified)
 
     def state(self) -> LandingState:
-        raise NotImplementedError
+        """What lies there now."""
+        with self._lock:
+            if self._state.phase != "receiving":
+                return self._state
+            seconds = time.monotonic() - self._started
+            return LandingState(phase="receiving", version=self._state.version, detail="", seconds=seconds)
 
     def take(self, version: int) -> VerifiedStaging:
         """Hands over the verified tensors of exactly this version. Raises TransferError otherwise."""
-        raise NotImplementedError
+        with self._lock:
+            state, verified = self._state, self._verified
+            if verified is None or verified.version != version:
+                raise TransferError(f"version {version} is not ready to commit: {state.phase} version {state.version} {state.detail}".rstrip())
+            self._state, self._verified = _EMPTY, None
+            return verified
 
     def discard(self) -> None:
         """Gives up what runs and frees what lies there. A receive that blocks is abandoned, never waited for."""
-        raise NotImplementedError
+        with self._lock:
+            running = self._state.phase == "receiving" and self._chunks is None
+            self._cancelled.set()
+            self._cancelled = threading.Event()
+            self._state, self._verified, self._chunks = _EMPTY, None, None
+            if running:  # its thread closes the groups; the next update starts with none
+                self._receiver = Receiver(self._device)
 
     def close(self) -> None:
         """discard, and the groups are closed."""
-        raise NotImplementedError
+        self.discard()
+        self._receiver.close()
+
+    def _open(self, manifest: bytes) -> manifest_pb2.Manifest:
+        self.discard()
+        parsed = manifest_pb2.Manifest.FromString(manifest)
+        if self._expected is not None:
+            check_names(parsed, self._expected)
+        with self._lock:
+            self._started = time.monotonic()
+            self._state = LandingState(phase="receiving", version=parsed.version, detail="", seconds=0.0)
+        return parsed
+
+    def _receive(
+        self,
+        receiver: Receiver,
+        cancelled: threading.Event,
+        spec: learner_pb2.GroupSpec,
+        manifest: manifest_pb2.Manifest,
+        timeout_s: float,
+    ) -> None:
+        """The receiving thread."""
+        try:
+            verified = receiver.receive(spec, manifest, timeout_s=timeout_s, cancelled=cancelled)
+        except Exception as error:  # supervised edge: state() reports it, the driver logs and counts it
+            self._end(cancelled, "failed", f"{error}" if isinstance(error, TransferError) else f"{type(error).__name__}: {error}", None)
+        else:
+            self._end(cancelled, "ready", "", verified)
+
+    def _end(self, cancelled: threading.Event, phase: Phase, detail: str, verified: VerifiedStaging | None) -> None:
+        with self._lock:
+            if cancelled is not self._cancelled:
+                return  # discarded meanwhile
+            seconds = time.monotonic() - self._started
+            self._state = LandingState(phase=phase, version=self._state.version, detail=detail, seconds=seconds)
+            self._verified = verified

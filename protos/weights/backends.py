@@ -1,0 +1,107 @@
+"""gloo and NCCL process groups made directly, so that their failures are errors here and never the process's end.
+
+NCCL: torch reads its failure handling from the environment once, in the constructor of each group, so `make_nccl` sets it
+around that one constructor and puts back what was there: the trainer's default group keeps its own. For the push group:
+no handling by the watchdog (TORCH_NCCL_ASYNC_ERROR_HANDLING=0), no heartbeat monitor, and a timeout that is never
+reached, since the watchdog's reaction to a timeout or a dead peer is not confined to its group: it raises a process-wide
+dump signal on which the *default* group's monitor ends the process. `tolerate_push_failures` turns that one signal off
+and must be called before the default NCCL group is made; the default group's own watchdog goes on as before.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_LOCK = threading.Lock()
+_NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+}
+_NEVER = timedelta(days=30)
+
+
+def tolerate_push_failures() -> None:
+    """Call before `init_process_group("nccl")` in a process that pushes or receives weights by NCCL: a failure in the push
+    group then cannot make the default group's monitor end the process. Its own failures still do."""
+    os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+
+
+def make_gloo(store: dist.Store, host: str, port: int, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
+    """Listens on the interface by which this machine reaches the store. Raises RuntimeError at the timeout."""
+    assert device.type == "cpu", "gloo moves host memory"
+    options = dist.ProcessGroupGloo._Options()  # the constructor without options picks the interface of the host name
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_local_address(host, port))]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def make_nccl(store: dist.Store, host: str, port: int, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
+    """The communicator itself is made by the first broadcast; whoever waits for that has the deadline."""
+    assert device.type == "cuda", "nccl moves device memory"
+    torch.cuda.set_device(device)
+    # Collectives wait for the calling thread's stream: a stream of its own keeps them from waiting for training.
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _NEVER
+    with _LOCK:
+        before = {name: os.environ.get(name) for name in _NCCL_ENVIRONMENT}
+        os.environ.update(_NCCL_ENVIRONMENT)
+        try:
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def broadcast(backend: Any, tensor: torch.Tensor, root: int, timeout_s: float, abandoned: threading.Event) -> None:
+    """Blocks until done. gloo: raises RuntimeError by itself at the timeout. NCCL: until `abandoned` is set at the latest."""
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    options.rootTensor = 0
+    if tensor.device.type == "cpu":
+        options.timeout = timedelta(seconds=timeout_s)
+        backend.broadcast([tensor], options).wait()
+        return
+    work = backend.broadcast([tensor], options)
+    pause_s = 0.0001
+    while not work.is_completed():
+        if abandoned.is_set():
+            raise RuntimeError("abandoned")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.002)
+    failure = work.exception()
+    if failure is not None:
+        raise RuntimeError(f"NCCL: {failure}")
+    work.wait()
+    torch.cuda.current_stream(tensor.device).synchronize()
+
+
+def abort(backend: Any) -> None:
+    """Ends what runs (NCCL) and frees the group; may block, so never call it on a thread that somebody waits for."""
+    if isinstance(backend, dist.ProcessGroupGloo):
+        return  # dropping the last reference joins its threads, which end at their collective's own timeout
+    backend.abort()
+
+
+def _local_address(host: str, port: int) -> str:
+    """This machine's address on the way to host:port. Raises OSError for a host that does not resolve."""
+    family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

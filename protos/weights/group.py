@@ -1,0 +1,191 @@
+"""A group of processes for one membership of a weight transfer, outside torch's default group.
+
+Every group has its own daemon thread that alone touches the process group; callers wait for it with a deadline and a
+cancel flag. What outlives its deadline is abandoned together with the thread: neither `broadcast` nor `close` can hang.
+
+                 caller                              group's thread
+    connect ---> build ----------------------------> TCPStore client, all peers announced, process group made
+    start -----> broadcast(bucket) ----------------> waits for the collective, at most timeout_s (gloo), or polls (nccl)
+    wait <------ result, or TransferError at the deadline; then close: abort from yet another thread
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from protos.weights import backends
+from protos.weights.errors import TransferError
+
+Transport = Literal["gloo", "nccl"]
+_POLL_S = 0.2  # how late a cancel flag is seen; results are seen at once
+_INNER = 0.95  # share of a deadline given to torch's own timeout, whose error says more than ours at the full deadline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupAddress:
+    """Example: GroupAddress(transport="gloo", host="10.0.0.1", port=40123, key="5-2/owner-0")"""
+
+    transport: Transport
+    host: str  # of the rendezvous store
+    port: int
+    key: str  # prefix of all keys, never used by another membership
+
+
+class Pending:
+    """A collective under way."""
+
+    def __init__(self, group: TransferGroup, future: Future[None], what: str, timeout_s: float) -> None:
+        self._group = group
+        self._future = future
+        self._what = what
+        self._end = time.monotonic() + timeout_s
+
+    def wait(self, cancelled: threading.Event | None = None) -> None:
+        """Returns when the bytes are there (sender: sent). Raises TransferError at the deadline, when cancelled, or when a peer
+        failed; the group is closed then."""
+        self._group.await_result(self._future, self._what, self._end, cancelled)
+
+
+class TransferGroup:
+    """One communicator. `roles[i]` says who rank i is, for messages. Made by `connect`; used by one caller at a time."""
+
+    def __init__(self, address: GroupAddress, *, rank: int, roles: Sequence[str], device: torch.device) -> None:
+        self.address = address
+        self.rank = rank
+        self.roles = tuple(roles)
+        self.device = device
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._backend: Any = None
+        self._store: dist.Store | None = None  # alive as long as the process group
+        threading.Thread(target=self._run, name=f"weights-{address.key}", daemon=True).start()
+
+    @classmethod
+    def connect(
+        cls,
+        address: GroupAddress,
+        *,
+        rank: int,
+        roles: Sequence[str],
+        timeout_s: float,
+        device: torch.device | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> TransferGroup:
+        """Joins as `rank` of len(roles). Raises TransferError naming the peers that did not appear within timeout_s."""
+        group = cls(address, rank=rank, roles=roles, device=device or torch.device("cpu"))
+        now = time.monotonic()
+        building = group._submit(lambda: group._build(now + _INNER * timeout_s))
+        group.await_result(building, "connecting", now + timeout_s, cancelled)
+        return group
+
+    def start(self, tensor: torch.Tensor, *, root: int, what: str, timeout_s: float) -> Pending:
+        """Begins to broadcast a contiguous uint8 tensor from `root`. Keep the tensor untouched until `wait` returned; after
+        a TransferError never use it again (an abandoned collective may still write into it)."""
+        assert tensor.dtype == torch.uint8 and tensor.is_contiguous(), "a bucket is a contiguous uint8 tensor"
+        future = self._submit(lambda: backends.broadcast(self._backend, tensor, root, _INNER * timeout_s, self._closed))
+        return Pending(self, future, what, timeout_s)
+
+    def broadcast(
+        self, tensor: torch.Tensor, *, root: int, what: str, timeout_s: float, cancelled: threading.Event | None = None
+    ) -> None:
+        """`start` and `wait`."""
+        self.start(tensor, root=root, what=what, timeout_s=timeout_s).wait(cancelled)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Gives the communicator up; returns at once. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._tasks.put(None)
+        threading.Thread(target=self._abort, name=f"weights-abort-{self.address.key}", daemon=True).start()
+
+    def await_result(self, future: Future[Any], what: str, end: float, cancelled: threading.Event | None) -> Any:
+        """Result of a task, or TransferError at `end` (time.monotonic), when cancelled or when the task failed."""
+        while True:
+            try:
+                return future.result(timeout=max(0.0, min(_POLL_S, end - time.monotonic())))
+            except FutureTimeout:
+                if cancelled is not None and cancelled.is_set():
+                    raise self._failure(what, "cancelled") from None
+                if time.monotonic() >= end and not future.done():
+                    raise self._failure(what, "no result by the deadline") from None
+            except TransferError:
+                self.close()
+                raise
+            except Exception as error:  # the backends raise RuntimeError, DistError and kin; each means the same here
+                raise self._failure(what, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+    def _failure(self, what: str, cause: str) -> TransferError:
+        self.close()
+        peers = ", ".join(role for rank, role in enumerate(self.roles) if rank != self.rank)
+        return TransferError(
+            f"{self.address.transport} group {self.address.key}, {what}: {cause}; this is rank {self.rank} ({self.roles[self.rank]}), its peers are {peers}; "
+            "the group is given up, the next epoch makes a new one"
+        )
+
+    def _submit(self, task: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self._closed.is_set():
+            future.set_exception(TransferError(f"group {self.address.key} is closed"))
+        else:
+            self._tasks.put((task, future))
+        return future
+
+    def _run(self) -> None:
+        while (item := self._tasks.get()) is not None:
+            task, future = item
+            try:
+                future.set_result(task())
+            except Exception as error:  # handed to the waiting caller
+                future.set_exception(error)
+            del task, future, item  # the bucket must not live until the next one
+
+    def _build(self, end: float) -> None:
+        """On the group's thread."""
+
+        def remaining() -> timedelta:
+            return timedelta(seconds=max(0.001, end - time.monotonic()))
+
+        address = self.address
+        store = dist.TCPStore(address.host, address.port, is_master=False, wait_for_workers=False, timeout=remaining())
+        self._store = dist.PrefixStore(address.key, store)
+        self._store.set(f"here/{self.rank}", b"1")
+        self._await_peers(remaining())
+        make = backends.make_gloo if address.transport == "gloo" else backends.make_nccl
+        self._backend = make(self._store, address.host, address.port, self.rank, len(self.roles), remaining(), self.device)
+
+    def _await_peers(self, timeout: timedelta) -> None:
+        assert self._store is not None
+        keys = {rank: f"here/{rank}" for rank in range(len(self.roles))}
+        try:
+            self._store.wait(list(keys.values()), timeout)
+        except Exception as error:  # DistStoreError on timeout, DistNetworkError when the store's host is gone
+            try:
+                missing = [self.roles[rank] for rank, key in keys.items() if not self._store.check([key])]
+            except Exception:  # the store itself is gone, which the first error already says
+                raise error from None
+            raise TransferError(
+                f"{self.address.transport} group {self.address.key}, connecting: {', '.join(missing) or 'nobody'} did not appear in time; "
+                f"this is rank {self.rank} ({self.roles[self.rank]})"
+            ) from error
+
+    def _abort(self) -> None:
+        """On its own thread: an abort may itself block."""
+        backend, self._backend, self._store = self._backend, None, None
+        if backend is not None:
+            backends.abort(backend)

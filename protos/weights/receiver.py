@@ -1,0 +1,122 @@
+"""Receives one version from the trainer ranks: bucket after bucket in manifest order, two buffers, one collective at a time.
+
+    collective i+1 into one buffer  |  digest and copy of bucket i out of the other
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from protos.learner.v1alpha1 import learner_pb2
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.errors import TransferError
+from protos.weights.group import GroupAddress, Pending, Transport, TransferGroup
+from protos.weights.staging import Staging, VerifiedStaging
+
+_TRANSPORTS: dict[int, Transport] = {learner_pb2.TRANSPORT_GLOO: "gloo", learner_pb2.TRANSPORT_NCCL: "nccl"}
+
+
+def owner_address(spec: learner_pb2.GroupSpec, owner: int) -> GroupAddress:
+    """Address of the group that `owner` sends in. Raises TransferError for a transport without groups."""
+    transport = _TRANSPORTS.get(spec.transport)
+    if transport is None:
+        raise TransferError(f"group {spec.group_key}: transport {spec.transport} is neither gloo nor nccl")
+    key = f"{spec.group_key}/owner-{owner}"
+    return GroupAddress(transport=transport, host=spec.store_host, port=spec.store_port, key=key)
+
+
+def roles(spec: learner_pb2.GroupSpec, owner: int) -> list[str]:
+    """Who is who in an owner's group, for messages."""
+    return [f"trainer rank {owner}", *(f"receiver {rank}" for rank in range(1, spec.num_receivers + 1))]
+
+
+def senders(manifest: manifest_pb2.Manifest) -> list[int]:
+    """Owners that have a bucket, in order of their rank: only they make a group."""
+    return sorted({bucket.owner for bucket in manifest.buckets})
+
+
+class Receiver:
+    """One replica's end. Groups are kept while the group key is unchanged; any failure closes them."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device or torch.device("cpu")
+        self._key = ""
+        self._groups: dict[int, TransferGroup] = {}
+
+    def receive(
+        self,
+        spec: learner_pb2.GroupSpec,
+        manifest: manifest_pb2.Manifest,
+        *,
+        timeout_s: float,
+        cancelled: threading.Event | None = None,
+    ) -> VerifiedStaging:
+        """Blocks until the version is whole and verified. Raises TransferError within timeout_s, and soon after `cancelled` is set."""
+        end = time.monotonic() + timeout_s
+        staging = Staging(manifest, self._device)
+        try:
+            self._connect(spec, senders(manifest), end, cancelled)
+            self._receive_buckets(spec, manifest, staging, end, cancelled)
+        except BaseException:
+            self.close()
+            raise
+        return staging.verify()
+
+    def close(self) -> None:
+        """Closes the groups; returns at once."""
+        for group in self._groups.values():
+            group.close()
+        self._groups = {}
+        self._key = ""
+
+    def _connect(self, spec: learner_pb2.GroupSpec, owners: list[int], end: float, cancelled: threading.Event | None) -> None:
+        key = f"{spec.store_host}:{spec.store_port}/{spec.group_key}/{spec.receiver_rank}"
+        if key != self._key:
+            self.close()
+        for owner in owners:
+            if owner not in self._groups:
+                self._groups[owner] = TransferGroup.connect(
+                    owner_address(spec, owner),
+                    rank=spec.receiver_rank,
+                    roles=roles(spec, owner),
+                    timeout_s=bounded(spec.collective_timeout_s, end),
+                    device=self._device,
+                    cancelled=cancelled,
+                )
+        self._key = key
+
+    def _receive_buckets(
+        self,
+        spec: learner_pb2.GroupSpec,
+        manifest: manifest_pb2.Manifest,
+        staging: Staging,
+        end: float,
+        cancelled: threading.Event | None,
+    ) -> None:
+        buckets = manifest.buckets
+        largest = max((bucket.num_bytes for bucket in buckets), default=0)
+        buffers = [torch.empty(largest, dtype=torch.uint8, device=self._device) for _ in range(min(2, len(buckets)))]
+
+        def start(index: int) -> Pending:
+            bucket = buckets[index]
+            what = f"bucket {index} of {len(buckets)} ({bucket.num_bytes} bytes) of version {manifest.version}"
+            view = buffers[index % 2][: bucket.num_bytes]
+            return self._groups[bucket.owner].start(view, root=0, what=what, timeout_s=bounded(spec.collective_timeout_s, end))
+
+        pending = start(0) if buckets else None
+        for index, bucket in enumerate(buckets):
+            assert pending is not None
+            pending.wait(cancelled)
+            pending = start(index + 1) if index + 1 < len(buckets) else None
+            staging.write_bucket(index, buffers[index % 2][: bucket.num_bytes])
+
+
+def bounded(timeout_s: float, end: float) -> float:
+    """A collective's timeout, cut at the deadline of the whole. Raises TransferError once that has passed."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TransferError("the deadline of the whole transfer has passed")
+    return min(timeout_s, left)
