@@ -79,8 +79,6 @@ def make_environment() -> None:
     """A virtual environment with pip; one that has been left half made is made again."""
     if PYTHON.exists() and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode == 0:
         return
-    if sys.version_info < (3, 11):
-        raise SetUpError(f"Python 3.11 or later is needed, this is {sys.version.split()[0]}: make setup PYTHON=python3.11")
     say(f"making .venv with Python {sys.version.split()[0]}")
     try:
         venv.create(PYTHON.parent.parent, with_pip=True, clear=True)
@@ -101,7 +99,7 @@ def install(torch: str, vllm: str) -> None:
 
 
 def pip(*arguments: str, advice: str) -> None:
-    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    command = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         raise SetUpError(f"`pip install {' '.join(arguments)}` failed, its own words are above.\n  What to do: {advice}")
 

@@ -1,0 +1,117 @@
+"""Rules about the repository as a whole: what it depends on, what an import costs, and that its pages are true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from setuptools import find_packages
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PAGES = ("README.md", "CONTRIBUTING.md")
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after running the code in the repository's root."""
+    code += "\nimport sys\nsys.stdout.write(' '.join({name.split('.')[0] for name in sys.modules}))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ran.returncode == 0, ran.stderr
+    return set(ran.stdout.split())
+
+
+def all_of(package: str) -> str:
+    """Code that imports every module of a package."""
+    return (
+        f"import importlib, pkgutil, {package} as p\n"
+        "for found in pkgutil.walk_packages(p.__path__, p.__name__ + '.'): importlib.import_module(found.name)"
+    )
+
+
+def dependency_lines() -> list[str]:
+    """Lines of pyproject.toml that name a dependency: those of the arrays that the parsed file has as dependencies."""
+    wanted = set(PROJECT["project"]["dependencies"]) | set(PROJECT["build-system"]["requires"])
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        wanted |= set(extra)
+    lines = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if any(f'"{name}"' in line for name in wanted)]
+    assert len(lines) >= len(wanted)
+    return lines
+
+
+@pytest.mark.parametrize("line", dependency_lines())
+def test_a_dependency_has_its_reason_beside_it(line: str) -> None:
+    assert re.search(r"  # (\S+ ){2,}\S+", line), f"no reason of three words or more beside {line.strip()}"
+
+
+@pytest.mark.parametrize("module", ["learner.config", "rollout_server.config", "reward_server.config"])
+def test_a_configuration_imports_pydantic_only(module: str) -> None:
+    heavy = {"torch", "vllm", "transformers", "grpc", "google", "numpy", "msgpack", "tokenizers"}
+    assert modules_after(f"import {module}") & heavy == set()
+
+
+def test_the_command_line_starts_without_the_heavy_libraries() -> None:
+    assert modules_after("import deploy.cli, headrace") & {"torch", "vllm", "transformers", "numpy"} == set()
+
+
+def test_the_gateway_never_imports_torch() -> None:
+    assert modules_after(all_of("learner.gateway")) & {"torch", "vllm"} == set()
+
+
+def test_a_reward_server_needs_no_torch() -> None:
+    assert modules_after(all_of("reward_server")) & {"torch", "vllm", "transformers"} == set()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").rglob("*.yaml")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_yaml_file_in_deploy_loads(file: Path) -> None:
+    from deploy.schema import load
+
+    assert yaml.safe_load(file.read_text())
+    if file.parent.name == "templates":
+        assert load(file).learner.steps >= 1
+
+
+def test_tests_and_benchmarks_are_never_installed() -> None:
+    wanted = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    tops = {name.split(".")[0] for name in find_packages(str(ROOT), include=wanted)}
+    assert tops == {"learner", "rollout_server", "reward_server", "protos", "deploy"}
+
+
+def test_every_folder_with_python_files_is_a_package() -> None:
+    # find_packages passes over a folder without __init__.py in silence: what it holds would be missing once installed
+    for top in ("learner", "rollout_server", "reward_server", "protos", "deploy"):
+        folders = {file.parent for file in (ROOT / top).rglob("*.py")}
+        assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_only_make_targets_that_exist(page: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z-]+)", (ROOT / page).read_text())) | set(re.findall(r"^make ([a-z-]+)", (ROOT / page).read_text(), re.MULTILINE))
+    assert named
+    assert named - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_only_files_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    made_by_use = ("models/", "runs/", ".venv")
+    names = set(re.findall(r"`([\w.-]+/[\w./-]*)`", text)) | set(re.findall(r"\]\(([\w./-]+)\)", text))
+    assert [name for name in sorted(names) if not name.startswith(made_by_use) and not (ROOT / name).exists()] == []
+
+
+def test_every_service_runs_on_the_commands_the_readme_gives() -> None:
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^headrace ((?:serve )?[a-z]+)", text, re.MULTILINE)
+    assert {"serve learner", "serve rollout", "serve reward"} <= set(commands)
+    for command in sorted(set(commands)):
+        ran = subprocess.run([sys.executable, "-m", "deploy.cli", *command.split(), "--help"], cwd=ROOT, capture_output=True, text=True, timeout=50)
+        assert ran.returncode == 0, ran.stderr
+
+
+def test_continuous_integration_is_make_check() -> None:
+    assert "make check" in (ROOT / ".ci" / "run").read_text()
