@@ -55,7 +55,11 @@ def test_a_configuration_imports_pydantic_only(module: str) -> None:
 
 
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
-    assert modules_after("import deploy.cli, headrace") & {"torch", "vllm", "transformers", "numpy"} == set()
+    assert modules_after("import deploy.cli") & {"torch", "vllm", "transformers", "numpy", "grpc"} == set()
+
+
+def test_the_python_face_starts_without_torch() -> None:
+    assert modules_after("import headrace") & {"torch", "vllm", "transformers"} == set()
 
 
 def test_the_gateway_never_imports_torch() -> None:
