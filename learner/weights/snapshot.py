@@ -7,24 +7,35 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 import torch.distributed as dist
+import xxhash
 from torch import nn
+
+from learner.weights.plan import TransferPlan, make_plan
+from learner.weights.shards import gather_int64, read_shards
+from protos.manifest.v1alpha1 import manifest_pb2
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PARENT = Path("/dev/shm")
 
 
 def snapshot_root(run_id: str) -> Path:
     """Folder of a run's snapshots on this node: `/dev/shm/headrace-<run_id>`."""
-    raise NotImplementedError
+    return _PARENT / f"headrace-{run_id}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A finished snapshot, the same on all ranks but for the rank's own counts.
-
-    Example: Snapshot(folder=Path("/dev/shm/headrace-r1/17-3"), policy_step=3, rank=0, num_bytes=1024, total_bytes=2048, seconds=0.01)
-    """
+    """A finished snapshot, the same on all ranks but for the rank's own counts."""
 
     folder: Path  # holds rank-R.bin of every rank and manifest.bin
     policy_step: int
@@ -32,6 +43,7 @@ class Snapshot:
     num_bytes: int  # written by this rank
     total_bytes: int  # of the version
     seconds: float
+    plan: TransferPlan
 
 
 class SnapshotWriter:
@@ -52,13 +64,126 @@ class SnapshotWriter:
         group: dist.ProcessGroup | None = None,
         keep: int = 2,
     ) -> None:
-        raise NotImplementedError
+        if served_dtype not in _DTYPES:
+            raise ValueError(f"served dtype {served_dtype!r} is none of {', '.join(_DTYPES)}")
+        self._group = group
+        self._world_size = dist.get_world_size(group) if dist.is_initialized() else 1
+        self._rank = dist.get_rank(group) if dist.is_initialized() else 0
+        self._root = root
+        self._incarnation = incarnation
+        self._dtype_name = served_dtype
+        self._dtype = _DTYPES[served_dtype]
+        self._keep = keep
+        self._shards = read_shards(model, itemsize=self._dtype.itemsize, group=group, world_size=self._world_size)
+        self.plan = make_plan(self._shards.tensors, self._shards.rows, num_owners=self._world_size, bucket_bytes=bucket_bytes)
 
     def write(self, policy_step: int) -> Snapshot:
-        """Collective over all ranks; complete on every rank when it returns. Rank 0 writes manifest.bin last and removes
-        all but the newest `keep` snapshots. Raises OSError when shared memory is full."""
-        raise NotImplementedError
+        """Collective over all ranks; this rank's file is complete when it returns, and on rank 0 the whole snapshot. Rank 0
+        writes manifest.bin last and removes all but the newest `keep` snapshots.
+
+        Raises OSError on every rank when one of them could not write, for instance because shared memory is full.
+        """
+        began = time.monotonic()
+        folder = self._root / f"{self._incarnation}-{policy_step}"
+        failure: OSError | None = None
+        digests: list[int] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            digests = self._write_file(folder / f"rank-{self._rank}.bin")
+        except OSError as error:
+            failure = error
+        by_owner = self._exchange(digests, failed=failure is not None)
+        if failure is not None:
+            raise OSError(failure.errno, f"snapshot of policy step {policy_step}: {failure.strerror}; {self.plan.total_bytes} bytes a version, {self._keep + 1} of them at a time", str(folder)) from failure
+        if self._rank == 0:
+            self._publish(folder, policy_step, by_owner)
+        return Snapshot(
+            folder=folder,
+            policy_step=policy_step,
+            rank=self._rank,
+            num_bytes=self.plan.file_bytes(self._rank),
+            total_bytes=self.plan.total_bytes,
+            seconds=time.monotonic() - began,
+            plan=self.plan,
+        )
 
     def close(self) -> None:
         """Rank 0 removes the run's snapshots (open files stay readable)."""
-        raise NotImplementedError
+        if self._rank == 0:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def _write_file(self, path: Path) -> list[int]:
+        """Writes this rank's runs and returns the digests of its slices, in the plan's order."""
+        size = self.plan.file_bytes(self._rank)
+        with path.open("wb+") as file:
+            if size == 0:
+                return []
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS at the first touch
+            with mmap.mmap(file.fileno(), size) as memory:
+                return self._fill(memory)
+
+    def _fill(self, memory: mmap.mmap) -> list[int]:
+        target = torch.frombuffer(memory, dtype=self._dtype)
+        for run in self.plan.runs:
+            if run.owner == self._rank:
+                first, count = run.file_offset // self._dtype.itemsize, run.num_bytes // self._dtype.itemsize
+                local = self._shards.local(run.tensor)
+                # Casts on the source's device, to nearest even; a blocking copy, so nothing is in flight afterwards.
+                target[first : first + count].copy_(local.reshape(-1).to(self._dtype))
+        starts = [bucket.file_offset for bucket in self.plan.buckets]
+        data = np.frombuffer(memory, dtype=np.uint8)
+        mine = [piece for piece in self.plan.slices if piece.owner == self._rank]
+        spans = [(starts[piece.bucket] + piece.bucket_offset, piece.num_bytes) for piece in mine]
+        digests = [xxhash.xxh3_64_intdigest(data[start : start + count]) for start, count in spans]
+        del data, target  # the map cannot be closed while they look into it
+        return digests
+
+    def _exchange(self, digests: list[int], *, failed: bool) -> list[list[int]]:
+        """Digests of every rank, as int64 over the trainer's group; raises OSError where another rank failed."""
+        counts = [sum(piece.owner == owner for piece in self.plan.slices) for owner in range(self._world_size)]
+        sent = np.zeros(1 + max(counts), dtype=np.uint64)
+        sent[0] = failed
+        sent[1 : 1 + len(digests)] = digests
+        parts = gather_int64(torch.from_numpy(sent.view(np.int64)), self._group, self._world_size)
+        received = [part.numpy().view(np.uint64) for part in parts]
+        others = [rank for rank, part in enumerate(received) if part[0] and rank != self._rank]
+        if others and not failed:
+            raise OSError(f"trainer ranks {others} could not write their part of the snapshot; their own logs say why")
+        return [[int(value) for value in part[1 : 1 + count]] for part, count in zip(received, counts, strict=True)]
+
+    def _publish(self, folder: Path, policy_step: int, by_owner: list[list[int]]) -> None:
+        manifest = self._manifest(policy_step, by_owner)
+        partial = folder / "manifest.partial"
+        partial.write_bytes(manifest.SerializeToString())
+        partial.rename(folder / "manifest.bin")
+        for old in self._folders()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _manifest(self, policy_step: int, by_owner: list[list[int]]) -> manifest_pb2.Manifest:
+        """Version and lineage are the gateway's to fill in."""
+        manifest = manifest_pb2.Manifest(policy_step=policy_step)
+        for tensor in self.plan.tensors:
+            manifest.tensors.add(name=tensor.name, shape=tensor.shape, dtype=self._dtype_name)
+        rest = [iter(digests) for digests in by_owner]
+        for piece in self.plan.slices:
+            manifest.slices.add(
+                tensor=piece.tensor,
+                tensor_offset=piece.tensor_offset,
+                num_bytes=piece.num_bytes,
+                owner=piece.owner,
+                bucket=piece.bucket,
+                bucket_offset=piece.bucket_offset,
+                digest=next(rest[piece.owner]),
+            )
+        for bucket in self.plan.buckets:
+            manifest.buckets.add(owner=bucket.owner, num_bytes=bucket.num_bytes, file_offset=bucket.file_offset)
+        return manifest
+
+    def _folders(self) -> list[Path]:
+        """Snapshot folders, oldest first: incarnations are times, steps only grow inside one."""
+        found = []
+        for folder in self._root.iterdir():
+            incarnation, _, step = folder.name.partition("-")
+            if incarnation.isdigit() and step.isdigit():
+                found.append((int(incarnation), int(step), folder))
+        return [folder for _, _, folder in sorted(found)]

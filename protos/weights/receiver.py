@@ -13,7 +13,7 @@ import torch
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
-from protos.weights.group import GroupAddress, Pending, Transport, TransferGroup
+from protos.weights.group import GroupAddress, Pending, TransferGroup, Transport
 from protos.weights.staging import Staging, VerifiedStaging
 
 _TRANSPORTS: dict[int, Transport] = {learner_pb2.TRANSPORT_GLOO: "gloo", learner_pb2.TRANSPORT_NCCL: "nccl"}
