@@ -1,0 +1,114 @@
+"""Contradictions between the sections of a run file: pure, one line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from learner.config import LearnerConfig
+from reward_server.config import RewardConfig
+from rollout_server.config import RolloutConfig
+
+if TYPE_CHECKING:
+    from deploy.schema import Placement, RewardSection, RolloutSection
+
+
+def contradictions(
+    learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None, placement: Placement
+) -> list[str]:
+    """What cannot work, found without starting anything. Empty: nothing."""
+    return [
+        *_wiring(learner, rollout, reward),
+        *_lengths(learner, rollout),
+        *_numbers(learner, rollout),
+        *_files(learner),
+        *_gpus(learner, rollout, placement),
+    ]
+
+
+def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig | None) -> Iterator[str]:
+    if rollout.learner:
+        yield f"rollout.learner={rollout.learner!r}: the launcher gives replicas this run's learner; remove rollout.learner"
+    if reward is None and not rollout.rewards:
+        yield "reward: missing, and rollout.rewards is empty: samples must be scored; add a reward section with a scorer, or addresses in rollout.rewards"
+    if reward is not None and rollout.rewards:
+        yield f"rollout.rewards={list(rollout.rewards)} with a reward section: the launcher gives replicas the servers it starts; keep one of the two"
+    if reward is not None and learner.scorer and learner.scorer not in [scorer.name for scorer in reward.scorers]:
+        names = [scorer.name for scorer in reward.scorers]
+        yield f"learner.scorer={learner.scorer!r} is none of reward.scorers {names}: every sample would be unscored; name one of them"
+
+
+def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
+    new = learner.sampling.max_new_tokens
+    longest = learner.data.max_prompt_tokens
+    if longest is not None and longest + new > rollout.max_model_len:
+        yield (
+            f"rollout.max_model_len={rollout.max_model_len} is less than learner.data.max_prompt_tokens + learner.sampling.max_new_tokens = {longest} + {new} = {longest + new}: "
+            f"long samples would be cut; set rollout.max_model_len to {longest + new} or more"
+        )
+    elif new >= rollout.max_model_len:
+        yield (
+            f"learner.sampling.max_new_tokens={new} leaves no room for a prompt in rollout.max_model_len={rollout.max_model_len}; "
+            "raise rollout.max_model_len or lower max_new_tokens"
+        )
+    positions = _max_positions(learner.model)
+    if positions is None:
+        return
+    if longest is not None and longest + new > positions:
+        yield (
+            f"learner.data.max_prompt_tokens={longest} with learner.sampling.max_new_tokens={new}: the model {learner.model} reads {positions} positions; "
+            f"use max_prompt_tokens of at most {max(positions - new, 0)}"
+        )
+    if rollout.max_model_len > positions:
+        yield f"rollout.max_model_len={rollout.max_model_len}: the model {learner.model} reads {positions} positions; set rollout.max_model_len to at most {positions}"
+
+
+def _max_positions(model: str) -> int | None:
+    """Positions that a local model folder declares; None for hub ids and models without a limit."""
+    file = Path(model).expanduser() / "config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text())
+    value = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return int(value) if value else None
+
+
+def _numbers(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
+    served = learner.trainer.served_dtype
+    if served != rollout.dtype:
+        yield f"learner.trainer.served_dtype={served} differs from rollout.dtype={rollout.dtype}: pushed weights would not fit the engine; set both to {rollout.dtype}"
+
+
+def _files(learner: LearnerConfig) -> Iterator[str]:
+    prompts = learner.data.prompts
+    if not prompts.is_file():
+        yield f"learner.data.prompts={str(prompts)!r}: no such file (seen from {Path.cwd()}); give the path of a JSONL file"
+    elif prompts.stat().st_size == 0:
+        yield f"learner.data.prompts={str(prompts)!r}: the file is empty; give one with a JSON object a line"
+    model = Path(learner.model).expanduser()
+    if learner.model.startswith(("/", ".", "~")) and not (model / "config.json").is_file():
+        yield f"model={learner.model!r}: {model / 'config.json'} does not exist; give a Hugging Face folder, or a hub id"
+
+
+def _gpus(learner: LearnerConfig, rollout: RolloutSection, placement: Placement) -> Iterator[str]:
+    ranks = placement.learner_gpus
+    replicas = placement.rollout_gpus
+    if ranks and len(ranks) != learner.trainer.ranks:
+        yield f"placement.learner_gpus={list(ranks)} for learner.trainer.ranks={learner.trainer.ranks}: one GPU a rank; list {learner.trainer.ranks}"
+    if replicas and len(replicas) != rollout.replicas:
+        yield f"placement.rollout_gpus lists {len(replicas)} replicas, rollout.replicas={rollout.replicas}: one list a replica; make them agree"
+    for gpus in replicas:
+        if len(gpus) != rollout.tensor_parallel:
+            yield f"placement.rollout_gpus has {list(gpus)} for rollout.tensor_parallel={rollout.tensor_parallel}: as many GPUs as tensor_parallel; list {rollout.tensor_parallel}"
+    used = [gpu for gpus in replicas for gpu in gpus]
+    twice = sorted({gpu for gpu in used if used.count(gpu) > 1})
+    if twice:
+        yield f"placement.rollout_gpus gives GPU {twice} to two replicas: one engine a GPU; give each its own"
+    both = sorted(set(ranks) & set(used))
+    if both and learner.push.transport == "nccl":
+        yield (
+            f"learner.push.transport=nccl with GPU {both} in placement.learner_gpus={list(ranks)} and placement.rollout_gpus={[list(gpus) for gpus in replicas]}: "
+            "NCCL refuses two ranks on one device; use transport auto or gloo, or separate GPUs"
+        )

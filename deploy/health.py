@@ -1,0 +1,26 @@
+"""Asking a service whether it serves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.rpc import channel, deadline_s
+
+
+async def until_serving(address: str, *, pause_s: float = 0.25) -> None:
+    """Returns once the service at host:port answers SERVING; waits for ever, so callers set the limit."""
+    async with channel(address) as open_channel:
+        stub = health_pb2_grpc.HealthStub(open_channel)
+        while not await _serves(stub):
+            await asyncio.sleep(pause_s)
+
+
+async def _serves(stub: health_pb2_grpc.HealthStub) -> bool:
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=deadline_s("Check"))
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,33 @@
+"""`headrace launch --backend local`: every service of a run on this machine, until the learner has finished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from deploy.local import Local, Outcome
+from deploy.progress import follow, words
+from deploy.schema import RunFile
+from deploy.services import local_services
+
+
+def launch_local(run: RunFile, *, on_event: Callable[[str], None]) -> Outcome:
+    """Runs to the end, with a line to `on_event` for each event and step. The run folder says the rest."""
+    return asyncio.run(_launch(run, on_event))
+
+
+async def _launch(run: RunFile, on_event: Callable[[str], None]) -> Outcome:
+    async with Local(on_event=on_event) as local:
+        for service in local_services(run):
+            local.start(service)
+        steps = asyncio.create_task(tell_steps(run, on_event))
+        try:
+            return await local.outcome()
+        finally:
+            steps.cancel()
+
+
+async def tell_steps(run: RunFile, on_event: Callable[[str], None]) -> None:
+    """A line for each step that is added to metrics.jsonl from now on; ends only when cancelled."""
+    async for metrics in follow(run.run_dir / "metrics.jsonl"):
+        on_event(words(metrics, run.learner.steps))

@@ -1,0 +1,122 @@
+"""One YAML file describes a run: the learner, the rollout replicas, the reward servers.
+
+`load(path)` gives a checked `RunFile`; whatever is wrong with it comes as `Mistakes`, a line for each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from deploy.checks import contradictions
+from deploy.mistakes import Mistakes, of_validation
+from learner.config import LearnerConfig, Section
+from reward_server.config import RewardConfig
+from rollout_server.config import RolloutConfig
+
+Replicas = Annotated[int, Field(ge=1)]
+
+
+class RolloutSection(RolloutConfig):
+    """Fields of rollout_server/config.py, for each of the replicas alike."""
+
+    replicas: Replicas = 1
+
+
+class RewardSection(RewardConfig):
+    """Fields of reward_server/config.py, for each of the replicas alike."""
+
+    replicas: Replicas = 1
+
+
+class Placement(Section):
+    """Which GPUs of this machine each process sees. Empty: what the environment shows."""
+
+    learner_gpus: tuple[int, ...] = Field((), description="one a rank")
+    rollout_gpus: tuple[tuple[int, ...], ...] = Field((), description="a list for each replica")
+
+
+class RunFile(Section):
+    """A whole run.
+
+    Example (YAML):
+        run_dir: runs/first
+        model: models/smollm2
+        learner: {steps: 50, data: {prompts: train.jsonl}}
+        rollout: {replicas: 2}
+        reward: {scorers: [{name: answer, use: last_number}]}
+    """
+
+    run_dir: Path
+    model: str = Field(description="Hugging Face folder or hub id, for the learner and the replicas")
+    learner: LearnerConfig
+    rollout: RolloutSection
+    reward: RewardSection | None = Field(None, description="None: rollout.rewards names servers that run elsewhere")
+    placement: Placement = Placement()
+
+
+def load(path: Path, *, overrides: dict[str, Any] | None = None) -> RunFile:
+    """The run described by `path`, with dotted `overrides` on top. Raises Mistakes."""
+    return parse(read_yaml(path), where=str(path), overrides=overrides)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A file's mapping. Raises Mistakes when it cannot be read or is something else."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise Mistakes([f"{path}: cannot be read: {error.strerror}; give the path of a YAML file"]) from None
+    except UnicodeDecodeError as error:
+        raise Mistakes([f"{path}: not a text file ({error.reason} at byte {error.start}); give the path of a YAML file"]) from None
+    except yaml.YAMLError as error:
+        raise Mistakes([f"{path}: not YAML: {' '.join(str(error).split())}; correct that place"]) from None
+    if not isinstance(content, dict):
+        raise Mistakes([f"{path}: must hold a mapping of keys, got {type(content).__name__}; see deploy/templates for examples"])
+    return content
+
+
+def parse(content: dict[str, Any], *, where: str, overrides: dict[str, Any] | None = None) -> RunFile:
+    """A checked run from a mapping; `where` stands in front of every message. Raises Mistakes."""
+    content = with_overrides(content, overrides or {})
+    mistakes = _share(content)
+    if mistakes:
+        raise Mistakes([f"{where}: {line}" for line in mistakes])
+    try:
+        run = RunFile.model_validate(content)
+    except ValidationError as error:
+        raise of_validation(error, where) from None
+    mistakes = contradictions(run.learner, run.rollout, run.reward, run.placement)
+    if mistakes:
+        raise Mistakes([f"{where}: {line}" for line in mistakes])
+    return run
+
+
+def with_overrides(content: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy with dotted keys set: `{"learner.steps": 5}`. Raises Mistakes where a key runs into a value."""
+    copy: dict[str, Any] = yaml.safe_load(yaml.safe_dump(content))
+    for dotted, value in overrides.items():
+        *path, last = dotted.split(".")
+        here = copy
+        for part in path:
+            below = here.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise Mistakes([f"{dotted}: {part} is {below!r} and has nothing below it; correct the key"])
+            here = below
+        here[last] = value
+    return copy
+
+
+def _share(content: dict[str, Any]) -> list[str]:
+    """Copies run_dir and model into the sections; says where a section names another one."""
+    lines = []
+    for key, sections in (("run_dir", ("learner",)), ("model", ("learner", "rollout"))):
+        for name in sections:
+            section = content.get(name)
+            if not isinstance(section, dict) or key not in content:
+                continue
+            if section.setdefault(key, content[key]) != content[key]:
+                lines.append(f"{name}.{key}={section[key]!r} differs from {key}={content[key]!r}: one run has one {key}; remove {name}.{key}")
+    return lines
