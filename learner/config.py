@@ -155,8 +155,8 @@ class LearnerConfig(Section):
             raise ValueError(f"sampling.top_p={sampling.top_p}, top_k={sampling.top_k}: the learner evaluates the whole vocabulary's distribution, so only top_p=1 and top_k=0 can be trained on; set them so")
         if staleness.max_staleness == 0 and staleness.window != 1:
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
-        if staleness.window > (staleness.max_staleness + 1) * self.groups_per_step:
-            raise ValueError(f"staleness.window={staleness.window} is more than (max_staleness + 1) * groups_per_step = {(staleness.max_staleness + 1) * self.groups_per_step}: no group could be opened; use a smaller window")
+        if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
+            raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
         if self.filter.min_usable > sampling.group_size:
             raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
         if self.optimizer.minibatches > self.groups_per_step:

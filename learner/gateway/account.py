@@ -223,7 +223,7 @@ class Account:
         for name in _PLAIN:
             setattr(account, name, state[name])
         account.dropped = dict(state["dropped"])
-        account.tokens_by_staleness = {age: count for age, count in state["tokens_by_staleness"]}
+        account.tokens_by_staleness = dict(state["tokens_by_staleness"])
         account.groups = {saved["seq"]: Group.from_state(saved) for saved in state["groups"]}
         account.unheld, account.waiting = set(state["unheld"]), set(state["waiting"])
         account.active = Plan.from_state(state["active"]) if state["active"] else None

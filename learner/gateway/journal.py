@@ -22,7 +22,19 @@ from typing import Any
 
 import msgpack
 
-from learner.gateway.segments import HEAD_BYTES, HEADER, Entry, JournalDamaged, Position, TornTail, head, read_entry, read_segment, segment_numbers, segment_path
+from learner.gateway.segments import (
+    HEAD_BYTES,
+    HEADER,
+    Entry,
+    JournalDamaged,
+    Position,
+    TornTail,
+    head,
+    read_entry,
+    read_segment,
+    segment_numbers,
+    segment_path,
+)
 
 _log = logging.getLogger("headrace.gateway.journal")
 _IOV_MAX = 1024

@@ -7,76 +7,16 @@ answers the outside only once they are durable. Conservation holds always: lease
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from learner.gateway.account import Account, Plan, Record
 from learner.gateway.groups import Group, Lease, SampleFacts, seq_of, verdict
+from learner.gateway.terms import Counts, Limits, Row, Submission
 from learner.gateway.versions import PolicyVersion, StalenessBroken
-from learner.gateway.window import choose, max_open
+from learner.gateway.window import choose
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The rules of one run. Raises ValueError when a batch could never be full (see `window.max_open`).
-
-    groups_per_step P, max_staleness S in steps, window W in groups; group_size: samples of a group.
-    min_usable, zero_signal, unscored: see `groups.verdict`. max_attempts: leases of one group before it is dropped("attempts").
-    max_consecutive_drops: groups dropped one after another at which the run still goes on.
-    """
-
-    groups_per_step: int
-    group_size: int
-    max_staleness: int
-    window: int = 1
-    min_usable: int = 2
-    zero_signal: bool = False
-    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
-    max_consecutive_drops: int = 256
-    max_attempts: int = 3
-
-    def __post_init__(self) -> None:
-        assert self.max_open >= self.groups_per_step
-
-    @property
-    def max_open(self) -> int:
-        """(S + 1) * P - (W - 1)."""
-        return max_open(groups_per_step=self.groups_per_step, max_staleness=self.max_staleness, window=self.window)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
-    """The account in numbers: leased = trained + sum(dropped) + open. waiting: open, complete, in no batch."""
-
-    leased: int
-    trained: int
-    dropped: dict[str, int]
-    open: int
-    waiting: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """What became of a sample, and of its group.
-
-    group: "open" (samples are missing), "complete" (it waits for a batch), "dropped" (with `reason`), "gone" (it was not there).
-    record: to be journaled with the payload; None when nothing changed.
-    """
-
-    status: Literal["accepted", "duplicate", "unwanted"]
-    group: Literal["open", "complete", "dropped", "gone"]
-    reason: str = ""
-    record: Record | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One sample of a planned batch. staleness: of its oldest token, in steps."""
-
-    group_id: str
-    sample_index: int
-    facts: SampleFacts
-    staleness: int
+__all__ = ["Counts", "Ledger", "Limits", "Plan", "Record", "Row", "SampleFacts", "Submission"]
 
 
 class Ledger:
@@ -272,7 +212,7 @@ class Ledger:
         Raises ValueError for a step that the account cannot go back to.
         """
         account = self.account
-        if not account.published and not account.replays and policy_step == account.step:
+        if not account.published and policy_step == account.step and (replay or not account.replays):
             return None
         if not account.covered <= policy_step <= account.step:
             raise ValueError(

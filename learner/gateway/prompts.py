@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import xxhash
 
@@ -39,7 +39,11 @@ class PromptSet(Sequence[Prompt]):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def __getitem__(self, row: Any) -> Any:
+    @overload
+    def __getitem__(self, row: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, row: slice) -> tuple[Prompt, ...]: ...
+    def __getitem__(self, row: int | slice) -> Prompt | tuple[Prompt, ...]:
         return self._prompts[row]
 
 

@@ -1,0 +1,73 @@
+"""What one asks the ledger under, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from learner.gateway.account import Record
+from learner.gateway.groups import SampleFacts
+from learner.gateway.window import max_open
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The rules of one run. Raises ValueError when a batch could never be full (see `window.max_open`).
+
+    groups_per_step P, max_staleness S in steps, window W in groups; group_size: samples of a group.
+    min_usable, zero_signal, unscored: see `groups.verdict`. max_attempts: leases of one group before it is dropped("attempts").
+    max_consecutive_drops: groups dropped one after another at which the run still goes on.
+    """
+
+    groups_per_step: int
+    group_size: int
+    max_staleness: int
+    window: int = 1
+    min_usable: int = 2
+    zero_signal: bool = False
+    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    max_consecutive_drops: int = 256
+    max_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        assert self.max_open >= self.groups_per_step
+
+    @property
+    def max_open(self) -> int:
+        """(S + 1) * P - (W - 1)."""
+        return max_open(groups_per_step=self.groups_per_step, max_staleness=self.max_staleness, window=self.window)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """The account in numbers: leased = trained + sum(dropped) + open. waiting: open, complete, in no batch."""
+
+    leased: int
+    trained: int
+    dropped: dict[str, int]
+    open: int
+    waiting: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What became of a sample, and of its group.
+
+    group: "open" (samples are missing), "complete" (it waits for a batch), "dropped" (with `reason`), "gone" (it was not there).
+    record: to be journaled with the payload; None when nothing changed.
+    """
+
+    status: Literal["accepted", "duplicate", "unwanted"]
+    group: Literal["open", "complete", "dropped", "gone"]
+    reason: str = ""
+    record: Record | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One sample of a planned batch. staleness: of its oldest token, in steps."""
+
+    group_id: str
+    sample_index: int
+    facts: SampleFacts
+    staleness: int
