@@ -1,0 +1,309 @@
+"""A plain engine on transformers for tests and for reading: one thread steps all running requests, a token each.
+
+    asyncio side                                  step thread
+    generate ── new request ───────────────────▶  consumes: requests, calls (commit); produces: deltas
+    generate ◀─ deltas (call_soon_threadsafe) ──  waits for: a request or a call; unblocked by: the condition
+    commit  ── call, runs between two steps ───▶
+
+A commit runs between two steps by construction, so that the count of drawn tokens is exact without further care.
+Chosen by `engine: small` only, never by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.landing import Landing
+from protos.weights.staging import check_names
+from rollout_server.checkpoint import expected_tensors
+from rollout_server.config import RolloutConfig
+from rollout_server.engine import (
+    Delta,
+    EngineInfo,
+    EngineStats,
+    EngineUnavailableError,
+    Finish,
+    Meter,
+    SamplingSpec,
+    check_prompt,
+)
+from rollout_server.sampling import draw
+from rollout_server.spans import SpanTrack
+from rollout_server.weights.driver import CommitError, CommitTimes
+
+Result = TypeVar("Result")
+_POLL_S = 0.005
+
+
+@dataclass(kw_only=True, slots=True)
+class _Request:
+    """One running request; after its start only the step thread writes to it."""
+
+    request_id: str
+    tokens: list[int]  # prompt, then what was drawn
+    num_prompt: int
+    max_new_tokens: int
+    sampling: SamplingSpec
+    generator: torch.Generator
+    track: SpanTrack
+    deltas: asyncio.Queue[Delta | Exception]
+    loop: asyncio.AbstractEventLoop
+    cache: Any = None  # KV of tokens[:-1]; None: nothing computed, or thrown away by an update
+    stop: Finish | None = None
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def num_drawn(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def put(self, item: Delta | Exception) -> None:
+        self.loop.call_soon_threadsafe(self.deltas.put_nowait, item)
+
+
+class SmallEngine:
+    """The seam of rollout_server/engine.py over `AutoModelForCausalLM` in this process."""
+
+    def __init__(self, config: RolloutConfig, folder: Path, *, step_s: float = 0.0) -> None:
+        self._config = config
+        self._folder = folder
+        self._step_s = step_s  # sleep before each step: tests make requests last
+        self._expected = expected_tensors(folder)
+        self._landing = Landing(torch.device("cpu"))
+        self._model: Any = None
+        self._info: EngineInfo | None = None
+        self._loaded_version = 0
+        self._meter = Meter()
+        self._wake = threading.Condition()
+        self._requests: list[_Request] = []
+        self._calls: list[Callable[[], None]] = []
+        self._stale = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    # --- life
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "info is known once the engine has started"
+        return self._info
+
+    async def start(self) -> None:
+        self._model = await asyncio.to_thread(_load, self._folder, self._config.dtype)
+        self._info = EngineInfo(
+            name="small", vocab_size=self._model.config.vocab_size, max_model_len=self._config.max_model_len,
+            max_num_seqs=self._config.max_num_seqs, device_uuid="",
+        )  # fmt: skip
+        self._loaded_version, self._stale, self._closing = 0, False, False
+        self._thread = threading.Thread(target=self._run, name="small-engine", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        self._landing.close()
+
+    async def check(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            raise EngineUnavailableError("the engine is not running")
+
+    def stats(self) -> EngineStats:
+        return self._meter.stats()
+
+    # --- drawing
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingSpec, request_id: str, *, stream: bool = True
+    ) -> AsyncGenerator[Delta, None]:
+        check_prompt(prompt_ids, vocab_size=self.info.vocab_size, max_model_len=self.info.max_model_len)
+        await self.check()
+        request = _Request(
+            request_id=request_id, tokens=list(prompt_ids), num_prompt=len(prompt_ids), sampling=sampling,
+            max_new_tokens=min(sampling.max_new_tokens, self.info.max_model_len - len(prompt_ids)),
+            generator=torch.Generator().manual_seed(sampling.seed), track=SpanTrack(0),
+            deltas=asyncio.Queue(), loop=asyncio.get_running_loop(),
+        )  # fmt: skip
+        with self._wake:
+            request.track = SpanTrack(self._loaded_version)
+            self._requests.append(request)
+            self._wake.notify()
+        self._meter.begin()
+        try:
+            async for delta in _deltas(request, stream):
+                self._meter.num_tokens += len(delta.token_ids)
+                yield delta
+        finally:
+            self._meter.end()
+            self._end(request)
+
+    async def abort(self, request_id: str) -> None:
+        with self._wake:
+            for request in self._requests:
+                if request.request_id == request_id:
+                    self._end(request)
+
+    def _end(self, request: _Request) -> None:
+        """Takes effect at the next step, when the step thread sends the last delta."""
+        with self._wake:
+            request.stop = request.stop or "abort"
+            self._wake.notify()
+
+    # --- updates (Updatable)
+
+    @property
+    def loaded_version(self) -> int:
+        return self._loaded_version
+
+    async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
+        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        self._landing.begin_receive(group, manifest, timeout_s)
+        while (state := self._landing.state()).phase == "receiving":
+            await asyncio.sleep(_POLL_S)
+        if state.phase != "ready":
+            raise RuntimeError(state.detail or f"the transfer was given up ({state.phase})")
+
+    async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
+        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        self._landing.begin_chunks(manifest)
+        async for bucket, offset, data in chunks:
+            self._landing.write_chunk(bucket, offset, data)
+        await asyncio.to_thread(self._landing.finish_chunks)
+
+    async def discard(self) -> None:
+        self._landing.discard()
+
+    async def commit(self, version: int) -> CommitTimes:
+        if version <= self._loaded_version:
+            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions only rise")
+        await self.check()
+        staging = self._landing.take(version)
+        return await asyncio.wrap_future(self._between_steps(lambda: self._commit_now(version, staging.tensors())))
+
+    def _commit_now(self, version: int, tensors: Any) -> CommitTimes:
+        start_s = time.monotonic()
+        self._stale = True
+        try:
+            self._apply(tensors)
+        except Exception as error:
+            raise CommitError(f"version {version} failed in apply: {type(error).__name__}: {error}") from error
+        with self._wake:
+            for request in self._requests:
+                if self._config.in_flight == "recompute":
+                    request.cache = None
+                request.track.switch(version, num_tokens=request.num_drawn)
+            self._loaded_version = version
+        self._stale = False
+        return CommitTimes(pause_s=time.monotonic() - start_s)
+
+    def _apply(self, tensors: Any) -> None:
+        parameters = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in tensors:
+                parameters[name].copy_(tensor)
+
+    def _between_steps(self, call: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._wake:
+            self._calls.append(run)
+            self._wake.notify()
+        return future
+
+    # --- the step thread
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            calls, self._calls = self._calls, []
+            for call in calls:
+                call()
+            with self._wake:
+                running = [] if self._stale else self._requests[: self._config.max_num_seqs]
+                ended = [request for request in self._requests if request.stop is not None]
+            if self._step_s:
+                time.sleep(self._step_s)
+            for request in running:
+                if request.stop is None:
+                    self._step(request)
+            for request in ended:
+                request.put(Delta(token_ids=(), logprobs=(), finish="abort", spans=request.track.spans(request.num_drawn)))
+            with self._wake:
+                self._requests = [request for request in self._requests if request not in ended and not _finished(request)]
+        for request in self._requests:
+            request.put(EngineUnavailableError("the engine was stopped"))
+
+    def _wait_for_work(self) -> bool:
+        def work() -> bool:
+            can_step = bool(self._requests) and not self._stale
+            return self._closing or bool(self._calls) or can_step or any(r.stop for r in self._requests)
+
+        with self._wake:
+            self._wake.wait_for(work)
+            return not self._closing
+
+    def _step(self, request: _Request) -> None:
+        """Draws one token, and sends it."""
+        try:
+            new = request.tokens if request.cache is None else request.tokens[-1:]
+            with torch.inference_mode():
+                output = self._model(torch.tensor([new]), past_key_values=request.cache, use_cache=True)
+            request.cache = output.past_key_values
+            token, logprob = draw(output.logits[0, -1], request.sampling, request.generator)
+        except Exception as error:  # one request's failure is its own
+            request.max_new_tokens = request.num_drawn
+            request.put(EngineUnavailableError(f"{type(error).__name__}: {error}"))
+            return
+        request.tokens.append(token)
+        finish: Finish | None = None
+        if token in request.sampling.stop_token_ids:
+            finish, request.max_new_tokens = "stop", request.num_drawn
+        elif request.num_drawn >= request.max_new_tokens:
+            finish = "length"
+        spans = request.track.spans(request.num_drawn) if finish else ()
+        request.put(Delta(token_ids=(token,), logprobs=(logprob,), finish=finish, spans=spans))
+
+
+def _finished(request: _Request) -> bool:
+    return request.num_drawn >= request.max_new_tokens
+
+
+async def _deltas(request: _Request, stream: bool) -> AsyncGenerator[Delta, None]:
+    """The request's deltas as they come, or all in one at its end."""
+    ids: list[int] = []
+    logprobs: list[float] = []
+    while True:
+        item = await request.deltas.get()
+        if isinstance(item, Exception):
+            raise item
+        ids += item.token_ids
+        logprobs += item.logprobs
+        if stream:
+            yield item
+        elif item.finish:
+            yield Delta(token_ids=ids, logprobs=logprobs, finish=item.finish, spans=item.spans)
+        if item.finish:
+            return
+
+
+def _load(folder: Path, dtype: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()

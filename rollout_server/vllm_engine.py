@@ -1,0 +1,305 @@
+"""vLLM behind the seam: draws tokens with exact version spans, and takes weight updates while requests run.
+
+    commit:  pause ─ settle ─ apply ─ flush (or salt) ─ version ─ resume
+
+Nothing is drawn between pause and resume. `settle` makes the count of tokens that each request has drawn final
+(vllm_accounting.py), so that the switch of versions is exact. With in_flight=recompute the flush also throws away the
+running requests' KV, which vLLM recomputes under the new weights; with keep it stays, and the prefix cache is salted
+by version, so that no later request finds KV of older weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.staging import check_names
+from rollout_server import vllm_setup
+from rollout_server.checkpoint import expected_tensors
+from rollout_server.config import RolloutConfig
+from rollout_server.engine import (
+    Delta,
+    EngineInfo,
+    EngineStats,
+    EngineUnavailableError,
+    Meter,
+    SamplingSpec,
+    check_prompt,
+)
+from rollout_server.spans import SpanTrack
+from rollout_server.vllm_accounting import Accounting
+from rollout_server.weights.driver import CommitError, CommitTimes
+
+logger = logging.getLogger("headrace.rollout.vllm")
+Result = TypeVar("Result")
+
+_POLL_S = 0.01
+
+
+class VllmEngine:
+    """One AsyncLLM. `start` may be called again after `stop`, or after the engine died."""
+
+    def __init__(self, config: RolloutConfig, folder: Path, *, commit_timeout_s: float = 300.0) -> None:
+        self._config = config
+        self._folder = folder
+        self._commit_timeout_s = commit_timeout_s
+        self._expected = expected_tensors(folder)
+        self._engine: Any = None
+        self._accounting: Accounting | None = None
+        self._info: EngineInfo | None = None
+        self._loaded_version = 0
+        self._tracks: dict[str, SpanTrack] = {}
+        self._meter = Meter()
+        self._serial = itertools.count()
+        # One thread for the engine's whole life: its processes die with the thread that made them.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm-start")
+        self.last_commit: tuple[str, ...] = ()  # steps of the last commit in the order they ended, for tests and logs
+
+    # --- life
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "info is known once the engine has started"
+        return self._info
+
+    async def start(self) -> None:
+        """Raises ValueError for arguments that vLLM refuses, RuntimeError when its processes do not come up."""
+        version = vllm_setup.vllm_version()
+        on_gpu = await asyncio.get_running_loop().run_in_executor(self._starter, _has_gpu)
+        vllm_setup.prepare_environment(self._config, on_gpu=on_gpu)
+        arguments = vllm_setup.engine_arguments(self._config, self._folder, on_gpu=on_gpu)
+        self._loaded_version = 0
+        self._tracks.clear()
+        self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, _make_engine, arguments)
+        self._accounting = Accounting(self._engine)
+        where = (await self._rpc("headrace_describe", timeout_s=60.0))[0]
+        model_config = self._engine.model_config
+        self._info = EngineInfo(
+            name=f"vllm {version}",
+            vocab_size=model_config.get_vocab_size(),
+            max_model_len=model_config.max_model_len,
+            max_num_seqs=self._config.max_num_seqs,
+            device_uuid=where["device_uuid"],
+        )
+
+    async def stop(self) -> None:
+        engine, self._engine, self._accounting = self._engine, None, None
+        if engine is not None:
+            if engine.output_handler is not None:
+                engine.output_handler.cancel()  # else it reports the end of its process as a failure
+            await asyncio.get_running_loop().run_in_executor(self._starter, engine.shutdown)
+
+    async def check(self) -> None:
+        if self._engine is None or self._engine.errored:
+            raise EngineUnavailableError("the engine's process is not running")
+
+    def stats(self) -> EngineStats:
+        return self._meter.stats()
+
+    # --- drawing
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingSpec, request_id: str, *, stream: bool = True
+    ) -> AsyncGenerator[Delta, None]:
+        check_prompt(prompt_ids, vocab_size=self.info.vocab_size, max_model_len=self.info.max_model_len)
+        await self.check()
+        accounting = self._accounting
+        assert accounting is not None
+        inner_id = f"{request_id}#{next(self._serial)}"
+        self._tracks[inner_id] = SpanTrack(self._loaded_version)
+        self._meter.begin()
+        try:
+            async with aclosing(self._draw(list(prompt_ids), sampling, inner_id, stream)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._meter.end()
+            self._tracks.pop(inner_id, None)
+            accounting.forget(inner_id)
+
+    async def _draw(self, prompt_ids: list[int], sampling: SamplingSpec, inner_id: str, stream: bool) -> AsyncGenerator[Delta, None]:
+        parameters = _parameters(sampling, self.info.max_model_len - len(prompt_ids), stream)
+        prompt = {"prompt_token_ids": prompt_ids, "cache_salt": f"v{self._loaded_version}"}
+        num_drawn = 0
+        try:
+            async with aclosing(self._engine.generate(prompt, parameters, inner_id)) as outputs:
+                async for output in outputs:
+                    completion = output.outputs[0]
+                    ids = list(completion.token_ids)
+                    num_drawn += len(ids)
+                    self._meter.num_tokens += len(ids)
+                    yield self._delta(completion, ids, num_drawn, inner_id)
+        except (GeneratorExit, asyncio.CancelledError, EngineUnavailableError):
+            raise
+        except Exception as error:  # vLLM's own types differ between versions; the two meanings do not
+            raise _translated(error) from error
+
+    def _delta(self, completion: Any, ids: list[int], num_drawn: int, inner_id: str) -> Delta:
+        logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs or (), ids, strict=True)]
+        finish = completion.finish_reason
+        if finish is None:
+            return Delta(token_ids=ids, logprobs=logprobs)
+        if finish not in ("stop", "length", "abort"):
+            raise EngineUnavailableError(f"vLLM ended the request with {finish!r}")
+        return Delta(token_ids=ids, logprobs=logprobs, finish=finish, spans=self._tracks[inner_id].spans(num_drawn))
+
+    async def abort(self, request_id: str) -> None:
+        for inner_id in [name for name in self._tracks if name.rpartition("#")[0] == request_id]:
+            await self._engine.abort(inner_id)
+
+    # --- updates (Updatable)
+
+    @property
+    def loaded_version(self) -> int:
+        return self._loaded_version
+
+    async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
+        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        await self._rpc("headrace_begin_receive", group, manifest, timeout_s, timeout_s=60.0)
+        end_s = time.monotonic() + timeout_s
+        while True:
+            phase, detail = (await self._rpc("headrace_state", timeout_s=60.0))[0]
+            if phase == "ready":
+                return
+            if phase != "receiving":
+                raise RuntimeError(detail or f"the transfer was given up ({phase})")
+            if time.monotonic() > end_s:
+                await self.discard()
+                raise TimeoutError(f"the transfer did not end within {timeout_s} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
+        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        await self._rpc("headrace_begin_chunks", manifest, timeout_s=60.0)
+        async for bucket, offset, data in chunks:
+            await self._rpc("headrace_write_chunk", bucket, offset, data, timeout_s=60.0)
+        await self._rpc("headrace_finish_chunks", timeout_s=300.0)
+
+    async def discard(self) -> None:
+        if self._engine is not None and not self._engine.errored:
+            await self._rpc("headrace_discard", timeout_s=60.0)
+
+    async def commit(self, version: int) -> CommitTimes:
+        """A failure before the weights are touched leaves the old version serving; one after it leaves the engine paused."""
+        if version <= self._loaded_version:
+            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions only rise")
+        end_s = time.monotonic() + self._commit_timeout_s
+        await self._rpc("headrace_take", version, timeout_s=60.0)
+        start_s = time.monotonic()
+        done: list[str] = []
+        try:
+            await self._pause(end_s)
+            done.append("pause")
+        except BaseException:
+            await self._resume()
+            raise
+        try:
+            await self._apply(version, end_s, done)
+        except BaseException as error:
+            raise CommitError(f"version {version} failed after {done[-1]}: {type(error).__name__}: {error}") from error
+        self.last_commit = tuple(done)
+        return CommitTimes(pause_s=time.monotonic() - start_s)
+
+    async def _pause(self, end_s: float) -> None:
+        assert self._accounting is not None
+        core = self._engine.engine_core
+        await self._guarded(core.pause_scheduler_async(mode="keep", clear_cache=False), end_s - time.monotonic())
+        await self._guarded(self._accounting.settle(), end_s - time.monotonic())
+
+    async def _apply(self, version: int, end_s: float, done: list[str]) -> None:
+        await self._rpc("headrace_apply", timeout_s=end_s - time.monotonic())
+        done.append("apply")
+        if self._config.in_flight == "recompute":
+            flushed = await self._guarded(self._engine.reset_prefix_cache(reset_running_requests=True), end_s - time.monotonic())
+            if flushed is False:
+                raise RuntimeError("vLLM refused to flush its prefix cache")
+        done.append("flush")
+        self._switch(version)
+        if hasattr(self._engine, "update_weight_version"):  # vLLM's own label, from 0.32 on
+            await self._guarded(self._engine.update_weight_version(str(version)), end_s - time.monotonic())
+        done.append("version")
+        await self._resume()
+        done.append("resume")
+
+    async def _resume(self) -> None:
+        if self._engine is not None and not self._engine.errored:
+            await self._guarded(self._engine.resume_generation(), 60.0)
+
+    def _switch(self, version: int) -> None:
+        """Labels what is drawn from now on. Requests that the front end has not admitted yet have drawn nothing."""
+        assert self._accounting is not None
+        num_drawn = self._accounting.num_drawn()
+        for inner_id, track in self._tracks.items():
+            if inner_id in num_drawn:
+                track.switch(version, num_tokens=num_drawn[inner_id])
+            elif not self._accounting.was_admitted(inner_id):
+                track.switch(version, num_tokens=0)
+        self._loaded_version = version
+
+    async def _rpc(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """One call of the worker extension, between two engine steps; one result a worker."""
+        if self._engine is None:
+            raise EngineUnavailableError("the engine is not running")
+        return await self._guarded(self._engine.collective_rpc(method, args=arguments), timeout_s)
+
+    async def _guarded(self, call: Awaitable[Result], timeout_s: float) -> Result:
+        """A call on the engine that also ends when the engine dies, or with TimeoutError."""
+        engine, task = self._engine, asyncio.ensure_future(call)
+        end_s = time.monotonic() + timeout_s
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=0.5)
+                if not task.done() and engine.errored:
+                    raise EngineUnavailableError("the engine's process died")
+                if not task.done() and time.monotonic() > end_s:
+                    raise TimeoutError(f"the engine did not answer within {timeout_s:.0f} s")
+            return task.result()
+        finally:
+            task.cancel()
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _make_engine(arguments: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=min(sampling.max_new_tokens, room_tokens),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # stop_token_ids says all that ends a sample
+        seed=sampling.seed,  # always: vLLM 0.26 on CPU ignores seeds unless every request of the batch has one
+        logprobs=0,  # of the sampled token alone
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _translated(error: Exception) -> Exception:
+    """vLLM's refusals as ValueError, anything else as EngineUnavailableError."""
+    refusal = isinstance(error, ValueError) or any(base.__name__ == "VLLMClientError" for base in type(error).__mro__)
+    if refusal:
+        return ValueError(str(error))
+    return EngineUnavailableError(f"{type(error).__name__}: {error}")

