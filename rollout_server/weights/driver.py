@@ -6,15 +6,42 @@
     driver.order(response)                              # each AttendResponse; orders not about weights are ignored
     report = await driver.next_report()                 # UpdateReports for Attend, in order
     driver.detached()                                   # the Attend stream was lost: its epoch is over
+
+    orders, results --> advance (transaction.py) --> reports
+                            |
+                            v
+    lane: consumes engine actions one at a time, produces their results; waits for the engine, each call with a deadline;
+          a running receive or fetch is cancelled by a discard.        clock: produces BEHIND.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from protos.learner.v1alpha1 import learner_pb2 as pb
+from protos.rollout.v1alpha1 import rollout_pb2
+from rollout_server.weights.transaction import Action, ActionKind, Event, EventKind, Phase, State, advance
+
+log = logging.getLogger("headrace.rollout.weights")
+
+_TICK_S = 0.05
+_PREPARED_S = 30.0  # an epoch that was prepared but never begun is not waited for longer
+_LONGEST_BACKOFF_S = 30.0
+_MARGIN_S = 5.0  # the engine's own deadline comes first: its error says more
+
+_PHASES = {
+    ActionKind.READY: pb.UPDATE_PHASE_READY,
+    ActionKind.DECLINED: pb.UPDATE_PHASE_DECLINED,
+    ActionKind.REPORT_RECEIVED: pb.UPDATE_PHASE_RECEIVED,
+    ActionKind.REPORT_LOADED: pb.UPDATE_PHASE_LOADED,
+    ActionKind.REPORT_FAILED: pb.UPDATE_PHASE_FAILED,
+}
+_ABANDONABLE = (ActionKind.RECEIVE, ActionKind.FETCH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +63,11 @@ class Updatable(Protocol):
         """Version sampled from; 0 for the base weights."""
 
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
-        """Receives by collectives into staging and verifies (protos/weights/landing.py). Raises when it could not."""
+        """Receives by collectives into staging and verifies (protos/weights/landing.py). Raises when it could not. May be
+        cancelled; `discard` follows then."""
 
     async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
-        """Receives (bucket, offset, data) into staging and verifies. Raises when it could not."""
+        """Receives (bucket, offset, data) into staging and verifies. Raises when it could not. May be cancelled likewise."""
 
     async def commit(self, version: int) -> CommitTimes:
         """pause < apply < flush < version < resume. Raises CommitError when weights may have been touched (then it serves
@@ -50,7 +78,7 @@ class Updatable(Protocol):
 
 
 class UpdateDriver:
-    """One replica's updates, one at a time."""
+    """One replica's updates, one at a time. All methods on one event loop."""
 
     def __init__(
         self,
@@ -60,33 +88,197 @@ class UpdateDriver:
         catch_up_s: float = 2.0,
         receive_timeout_s: float = 300.0,
     ) -> None:
-        raise NotImplementedError
+        self._engine = engine
+        self._fetch = fetch
+        self._catch_up_s = catch_up_s
+        self._receive_timeout_s = receive_timeout_s
+        self._state = State(loaded=engine.loaded_version)
+        self._attached = False
+        self._transfers: dict[int, pb.BeginTransfer] = {}  # by epoch, while it may be received
+        self._lane: deque[Action] = deque()
+        self._lane_filled = asyncio.Event()
+        self._running: tuple[Action, asyncio.Task[Event | None]] | None = None
+        self._reports: asyncio.Queue[pb.UpdateReport] = asyncio.Queue()
+        self._transfer_s = self._pause_s = 0.0
+        self._num_failures = 0  # in a row
 
     @property
     def stale(self) -> bool:
         """Whether the engine serves nothing until the next full update."""
-        raise NotImplementedError
+        return self._state.stale
 
     @property
     def newest_version(self) -> int:
         """Newest version heard of; 0 before the first."""
-        raise NotImplementedError
+        return self._state.newest
+
+    @property
+    def state(self) -> State:
+        """For status and tests."""
+        return self._state
 
     def welcome(self, newest_version: int) -> None:
         """The replica attends."""
-        raise NotImplementedError
+        self._attached = True
+        self._apply(Event(kind=EventKind.PUBLISHED, version=newest_version))
 
     def detached(self) -> None:
-        """The Attend stream was lost."""
-        raise NotImplementedError
+        """The Attend stream was lost. Reports not yet sent are dropped: the next handshake and heartbeats say what is loaded."""
+        self._attached = False
+        self._apply(Event(kind=EventKind.DETACHED))
+        while not self._reports.empty():
+            self._reports.get_nowait()
 
     def order(self, response: pb.AttendResponse) -> None:
         """Takes published, prepare_update, begin_transfer and abort_update; never blocks."""
-        raise NotImplementedError
+        match response.WhichOneof("message"):
+            case "published":
+                self._apply(Event(kind=EventKind.PUBLISHED, version=response.published.version))
+            case "prepare_update":
+                order = response.prepare_update
+                self._apply(Event(kind=EventKind.PREPARE, epoch=order.epoch, version=order.version))
+            case "begin_transfer":
+                begin = response.begin_transfer
+                if begin.epoch == self._state.epoch:
+                    self._transfers = {begin.epoch: begin}
+                self._apply(Event(kind=EventKind.BEGIN, epoch=begin.epoch, version=begin.manifest.version))
+            case "abort_update":
+                abort = response.abort_update
+                self._apply(Event(kind=EventKind.ABORT, epoch=abort.epoch, detail=abort.reason))
 
     async def next_report(self) -> pb.UpdateReport:
-        raise NotImplementedError
+        """Blocks until there is one."""
+        return await self._reports.get()
 
     async def run(self) -> None:
         """Until cancelled."""
-        raise NotImplementedError
+        clock = asyncio.create_task(self._clock())
+        try:
+            await self._run_lane()
+        finally:
+            clock.cancel()
+            if self._running is not None:
+                self._running[1].cancel()
+
+    def _apply(self, event: Event) -> None:
+        before = self._state
+        self._state, actions = advance(before, event)
+        if event.kind in (EventKind.FAILED, EventKind.REFUSED, EventKind.BROKEN):
+            self._num_failures += 1
+            log.warning("version %d %s: %s", before.version, event.kind.name.lower(), event.detail)
+        elif event.kind is EventKind.COMMITTED:
+            self._num_failures = 0
+            log.info("version %d loaded: transfer %.3f s, pause %.3f s", event.version, self._transfer_s, self._pause_s)
+        for action in actions:
+            if action.kind in _PHASES:
+                self._reports.put_nowait(self._report(action))
+            else:
+                self._enqueue(action)
+
+    def _enqueue(self, action: Action) -> None:
+        if action.kind is ActionKind.DISCARD:
+            self._lane = deque(queued for queued in self._lane if queued.kind not in _ABANDONABLE)
+            if self._running is not None and self._running[0].kind in _ABANDONABLE:
+                self._running[1].cancel()
+        self._lane.append(action)
+        self._lane_filled.set()
+
+    def _report(self, action: Action) -> pb.UpdateReport:
+        if self._state.stale:
+            serving = rollout_pb2.REPLICA_STATE_STALE
+        else:
+            serving = rollout_pb2.REPLICA_STATE_SERVING if self._state.loaded else rollout_pb2.REPLICA_STATE_WAITING
+        report = pb.UpdateReport(epoch=action.epoch, version=action.version, phase=_PHASES[action.kind], detail=action.detail, state=serving)
+        if action.kind is ActionKind.REPORT_LOADED:
+            report.transfer_s, report.pause_s = self._transfer_s, self._pause_s
+        return report
+
+    async def _run_lane(self) -> None:
+        while True:
+            await self._lane_filled.wait()
+            if not self._lane:
+                self._lane_filled.clear()
+                continue
+            action = self._lane.popleft()
+            task = asyncio.create_task(self._execute(action))
+            self._running = (action, task)
+            await asyncio.wait({task})  # unlike `await task`, raises only when run() itself is cancelled
+            self._running = None
+            if not task.cancelled() and (event := task.result()) is not None:
+                self._apply(event)
+
+    async def _execute(self, action: Action) -> Event | None:
+        """One call on the engine; its failure is an event."""
+        began = asyncio.get_running_loop().time()
+        try:
+            match action.kind:
+                case ActionKind.RECEIVE:
+                    await self._receive(self._transfers[action.epoch])
+                    self._transfer_s = asyncio.get_running_loop().time() - began
+                    return Event(kind=EventKind.RECEIVED, version=action.version)
+                case ActionKind.FETCH:
+                    version = await asyncio.wait_for(self._stage(), self._receive_timeout_s)
+                    self._transfer_s = asyncio.get_running_loop().time() - began
+                    return Event(kind=EventKind.FETCHED, version=version)
+                case ActionKind.COMMIT:
+                    return await self._commit(action.version)
+                case _:
+                    await self._engine.discard()
+                    return None
+        except Exception as error:  # supervised edge: engines raise what they like; it is reported, logged and counted in _apply
+            if action.kind is ActionKind.DISCARD:
+                log.exception("discard failed")
+                return None
+            return Event(kind=EventKind.FAILED, version=action.version, detail=_words(error))
+
+    async def _receive(self, begin: pb.BeginTransfer) -> None:
+        call = self._engine.receive(begin.group.SerializeToString(), begin.manifest.SerializeToString(), self._receive_timeout_s)
+        await asyncio.wait_for(call, self._receive_timeout_s + _MARGIN_S)
+
+    async def _stage(self) -> int:
+        """Fetches the newest version into staging; its number. A base that was never updated says it has none."""
+        stream = self._fetch(0 if self._state.stale else self._state.loaded)
+        first = await anext(stream)
+        if first.WhichOneof("message") != "manifest":
+            raise RuntimeError("FetchWeights began with a chunk instead of the manifest")
+        await self._engine.stage_chunks(first.manifest.SerializeToString(), _chunks(stream))
+        return first.manifest.version
+
+    async def _commit(self, version: int) -> Event:
+        try:
+            times = await asyncio.wait_for(self._engine.commit(version), self._receive_timeout_s)
+        except (CommitError, TimeoutError) as error:  # after its deadline a commit may have touched anything
+            return Event(kind=EventKind.BROKEN, version=version, detail=_words(error))
+        except Exception as error:  # supervised edge, as in _execute
+            return Event(kind=EventKind.REFUSED, version=version, detail=_words(error))
+        self._pause_s = times.pause_s
+        return Event(kind=EventKind.COMMITTED, version=version)
+
+    async def _clock(self) -> None:
+        """Says BEHIND once the replica has been behind, and in no epoch, for long enough."""
+        loop = asyncio.get_running_loop()
+        phase, since = self._state.phase, loop.time()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            waits = self._attached and self._state.behind and self._state.phase in (Phase.IDLE, Phase.PREPARED)
+            if not waits or self._state.phase is not phase:
+                phase, since = self._state.phase, loop.time()
+            if waits and loop.time() - since >= self._patience_s():
+                self._apply(Event(kind=EventKind.BEHIND))
+
+    def _patience_s(self) -> float:
+        """At once for a replica that can serve nothing of this run, catch_up_s for others; longer after failures in a row."""
+        if self._state.phase is Phase.PREPARED:
+            return _PREPARED_S
+        if self._num_failures == 0:
+            return self._catch_up_s if self._state.loaded and not self._state.stale else 0.0
+        return min(self._catch_up_s * 2.0 ** (self._num_failures - 1), max(_LONGEST_BACKOFF_S, self._catch_up_s))
+
+
+async def _chunks(stream: AsyncIterator[pb.FetchWeightsResponse]) -> AsyncIterator[tuple[int, int, bytes]]:
+    async for response in stream:
+        yield response.chunk.bucket, response.chunk.offset, response.chunk.data
+
+
+def _words(error: Exception) -> str:
+    return str(error) if type(error).__name__ == "TransferError" else f"{type(error).__name__}: {error}".rstrip(": ")

@@ -30,7 +30,6 @@ EVENTS = {
     "refused": Event(kind=EventKind.REFUSED, version=9, detail="x"),
     "broken": Event(kind=EventKind.BROKEN, version=9, detail="x"),
 }
-SAME = None  # neither state nor action
 # (phase, event): (phase after, names of actions). What is not listed changes nothing.
 TABLE: dict[tuple[str, str], tuple[str, str]] = {
     ("IDLE", "prepare"): ("PREPARED", "READY"),
@@ -60,7 +59,7 @@ TABLE: dict[tuple[str, str], tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("phase", "name"), itertools.product([phase.name for phase in Phase], EVENTS))
+@pytest.mark.parametrize(("phase", "name"), list(itertools.product([phase.name for phase in Phase], EVENTS)))
 def test_each_event_in_each_phase_leads_where_the_table_says(phase: str, name: str) -> None:
     state = STATES[Phase[phase]]
     after, actions = advance(state, EVENTS[name])
@@ -69,7 +68,7 @@ def test_each_event_in_each_phase_leads_where_the_table_says(phase: str, name: s
     assert " ".join(action.kind.name for action in actions) == expected_actions
 
 
-@pytest.mark.parametrize(("phase", "name"), itertools.product([phase.name for phase in Phase], EVENTS))
+@pytest.mark.parametrize(("phase", "name"), list(itertools.product([phase.name for phase in Phase], EVENTS)))
 def test_only_a_commit_changes_what_is_loaded_and_only_a_broken_one_makes_it_stale(phase: str, name: str) -> None:
     after, _ = advance(STATES[Phase[phase]], EVENTS[name])
     assert after.loaded == (9 if (phase, name) == ("COMMITTING", "committed") else 8)

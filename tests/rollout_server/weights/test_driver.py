@@ -1,0 +1,228 @@
+"""The driver against an engine that records its calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from protos.learner.v1alpha1 import learner_pb2 as pb
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.rollout.v1alpha1 import rollout_pb2
+from rollout_server.weights.driver import CommitError, CommitTimes, UpdateDriver
+from rollout_server.weights.transaction import Phase
+
+
+class RecordingEngine:
+    """Does what the test's script says and records the order of calls."""
+
+    def __init__(self, loaded_version: int = 0) -> None:
+        self.loaded_version = loaded_version
+        self.calls: list[str] = []
+        self.receive_error: Exception | None = None
+        self.commit_error: Exception | None = None
+        self.hold_receive = asyncio.Event()
+        self.hold_receive.set()
+        self.staged: list[tuple[int, int, bytes]] = []
+
+    async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
+        self.calls.append("receive")
+        try:
+            await self.hold_receive.wait()
+        except asyncio.CancelledError:
+            self.calls.append("cancelled")
+            raise
+        if self.receive_error:
+            raise self.receive_error
+
+    async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
+        self.calls.append("stage")
+        self.staged = [chunk async for chunk in chunks]
+
+    async def commit(self, version: int) -> CommitTimes:
+        self.calls += ["pause", "apply"]
+        if self.commit_error:
+            raise self.commit_error
+        self.calls += ["flush", "version", "resume"]
+        self.loaded_version = version
+        return CommitTimes(pause_s=0.25)
+
+    async def discard(self) -> None:
+        self.calls.append("discard")
+
+
+def fetching(version: int, calls: list[int] | None = None):  # noqa: ANN201
+    """FetchWeights of a gateway whose newest version is `version`, with one chunk."""
+
+    async def fetch(have: int) -> AsyncIterator[pb.FetchWeightsResponse]:
+        if calls is not None:
+            calls.append(have)
+        yield pb.FetchWeightsResponse(manifest=manifest_pb2.Manifest(version=version))
+        yield pb.FetchWeightsResponse(chunk=pb.FetchWeightsResponse.Chunk(bucket=0, offset=4, data=b"ab"))
+
+    return fetch
+
+
+def prepare(epoch: int, version: int) -> pb.AttendResponse:
+    return pb.AttendResponse(prepare_update=pb.PrepareUpdate(epoch=epoch, version=version))
+
+
+def begin(epoch: int, version: int) -> pb.AttendResponse:
+    return pb.AttendResponse(begin_transfer=pb.BeginTransfer(epoch=epoch, manifest=manifest_pb2.Manifest(version=version)))
+
+
+class Running:
+    """A driver with its task."""
+
+    def __init__(self, engine: RecordingEngine, **options: object) -> None:
+        self.driver = UpdateDriver(engine, **{"fetch": fetching(0), "catch_up_s": 30.0, **options})  # type: ignore[arg-type]
+
+    async def __aenter__(self) -> UpdateDriver:
+        self.task = asyncio.create_task(self.driver.run())
+        return self.driver
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def report(driver: UpdateDriver) -> tuple[str, int, int]:
+    """(phase, epoch, version) of the next report."""
+    got = await asyncio.wait_for(driver.next_report(), 5)
+    return pb.UpdatePhase.Name(got.phase).removeprefix("UPDATE_PHASE_"), got.epoch, got.version
+
+
+async def until(condition) -> None:  # noqa: ANN001
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pushed_version_is_received_then_applied_in_the_recorded_order() -> None:
+    engine = RecordingEngine(loaded_version=8)
+    async with Running(engine) as driver:
+        driver.welcome(8)
+        driver.order(prepare(4, 9))
+        assert await report(driver) == ("READY", 4, 9)
+        driver.order(begin(4, 9))
+        assert await report(driver) == ("RECEIVED", 4, 9)
+        last = await asyncio.wait_for(driver.next_report(), 5)
+    assert (last.phase, last.pause_s, last.state) == (pb.UPDATE_PHASE_LOADED, 0.25, rollout_pb2.REPLICA_STATE_SERVING)
+    assert engine.calls == ["receive", "pause", "apply", "flush", "version", "resume"]  # faults.md 30
+    assert driver.state.loaded == 9
+
+
+async def test_a_failed_receive_leaves_the_old_version_serving_and_names_the_tensor() -> None:
+    engine = RecordingEngine(loaded_version=8)
+    engine.receive_error = RuntimeError("model.norm.weight differs")
+    async with Running(engine) as driver:
+        driver.welcome(8)
+        driver.order(prepare(4, 9))
+        driver.order(begin(4, 9))
+        await report(driver)
+        got = await asyncio.wait_for(driver.next_report(), 5)
+        await until(lambda: "discard" in engine.calls)
+    assert got.phase == pb.UPDATE_PHASE_FAILED and "model.norm.weight differs" in got.detail
+    assert got.state == rollout_pb2.REPLICA_STATE_SERVING
+    assert engine.calls == ["receive", "discard"] and engine.loaded_version == 8
+
+
+async def test_a_commit_that_broke_makes_the_replica_stale_until_a_fetch_succeeds() -> None:
+    engine = RecordingEngine(loaded_version=8)
+    engine.commit_error = CommitError("half applied")
+    calls: list[int] = []
+    async with Running(engine, fetch=fetching(9, calls), catch_up_s=0.2) as driver:
+        driver.welcome(9)
+        driver.order(prepare(4, 9))
+        driver.order(begin(4, 9))
+        assert [(await report(driver))[0] for _ in range(2)] == ["READY", "RECEIVED"]
+        got = await asyncio.wait_for(driver.next_report(), 5)
+        assert got.phase == pb.UPDATE_PHASE_FAILED and got.state == rollout_pb2.REPLICA_STATE_STALE and driver.stale
+        engine.commit_error = None
+        assert await report(driver) == ("LOADED", 0, 9)
+        assert not driver.stale
+    assert calls == [0]  # what it has is not to be built on
+    assert engine.staged == [(0, 4, b"ab")]
+
+
+async def test_a_commit_refused_before_weights_were_touched_leaves_the_old_version_serving() -> None:
+    engine = RecordingEngine(loaded_version=8)
+    engine.commit_error = ValueError("paused by somebody else")
+    async with Running(engine) as driver:
+        driver.welcome(8)
+        driver.order(prepare(4, 9))
+        driver.order(begin(4, 9))
+        assert [(await report(driver))[0] for _ in range(3)] == ["READY", "RECEIVED", "FAILED"]
+        assert not driver.stale and driver.state.loaded == 8
+
+
+async def test_an_aborted_epoch_cancels_the_receive_and_the_next_one_goes_through() -> None:
+    engine = RecordingEngine(loaded_version=8)
+    engine.hold_receive.clear()
+    async with Running(engine) as driver:
+        driver.welcome(8)
+        driver.order(prepare(4, 9))
+        driver.order(begin(4, 9))
+        await until(lambda: engine.calls == ["receive"])
+        driver.order(pb.AttendResponse(abort_update=pb.AbortUpdate(epoch=4, reason="a member died")))
+        await until(lambda: engine.calls == ["receive", "cancelled", "discard"])
+        engine.hold_receive.set()
+        driver.order(prepare(5, 9))
+        driver.order(begin(5, 9))
+        assert [await report(driver) for _ in range(4)] == [("READY", 4, 9), ("READY", 5, 9), ("RECEIVED", 5, 9), ("LOADED", 5, 9)]
+
+
+async def test_a_new_replica_fetches_at_once_and_one_that_serves_waits_for_the_push() -> None:
+    new, serving = RecordingEngine(), RecordingEngine(loaded_version=8)
+    async with Running(new, fetch=fetching(9)) as first, Running(serving, fetch=fetching(9)) as second:
+        first.welcome(9)
+        second.welcome(9)
+        assert await report(first) == ("LOADED", 0, 9)
+        await asyncio.sleep(0.3)  # catch_up_s is 30
+        assert serving.calls == [] and second.state.phase is Phase.IDLE
+
+
+async def test_behind_for_catch_up_s_it_fetches_with_the_version_it_has() -> None:
+    engine, calls = RecordingEngine(loaded_version=8), []
+    async with Running(engine, fetch=fetching(9, calls), catch_up_s=0.2) as driver:
+        driver.welcome(8)
+        driver.order(pb.AttendResponse(published=pb.Published(version=9)))
+        assert await report(driver) == ("LOADED", 0, 9)
+    assert calls == [8]
+
+
+async def test_nothing_is_fetched_while_the_learner_is_away() -> None:
+    engine = RecordingEngine()
+    async with Running(engine, fetch=fetching(9), catch_up_s=0.1) as driver:
+        driver.welcome(0)
+        driver.detached()
+        driver.order(pb.AttendResponse(published=pb.Published(version=9)))
+        await asyncio.sleep(0.3)
+        assert engine.calls == []
+
+
+async def test_failed_fetches_are_tried_again_ever_more_slowly() -> None:
+    engine, calls = RecordingEngine(), []
+
+    async def fetch(have: int) -> AsyncIterator[pb.FetchWeightsResponse]:
+        calls.append(have)
+        raise RuntimeError("gateway is away")
+        yield
+
+    async with Running(engine, fetch=fetch, catch_up_s=0.2) as driver:
+        driver.welcome(9)
+        await asyncio.sleep(1.1)  # at 0, +0.2, +0.4, +0.8 s: three within the second, a fourth after 1.4
+    assert len(calls) == 3
+
+
+async def test_a_receive_that_ignores_its_deadline_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_server.weights.driver._MARGIN_S", 0.1)
+    engine = RecordingEngine(loaded_version=8)
+    engine.hold_receive.clear()
+    async with Running(engine, receive_timeout_s=0.1) as driver:
+        driver.welcome(8)
+        driver.order(prepare(4, 9))
+        driver.order(begin(4, 9))
+        assert [await report(driver) for _ in range(2)] == [("READY", 4, 9), ("FAILED", 4, 9)]
+    assert engine.calls == ["receive", "cancelled", "discard"]
