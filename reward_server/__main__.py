@@ -1,0 +1,124 @@
+"""`python -m reward_server --config FILE [--address-file PATH]`: reads FILE (YAML or JSON of RewardConfig) and serves."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvloop
+import yaml
+from pydantic import ValidationError
+
+from protos import rpc
+from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
+from reward_server.config import RewardConfig
+from reward_server.pool import Limits, Pool, ScorerSpec
+from reward_server.servicer import RewardServicer
+
+log = logging.getLogger("headrace.reward_server.main")
+
+USER_MISTAKE = 2
+
+
+def load_config(path: Path) -> RewardConfig:
+    """The configuration in a file. Raises ValueError, one line for each mistake: file, key, value, rule."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a mapping of keys, it holds {type(values).__name__}")
+    try:
+        return RewardConfig.model_validate(values)
+    except ValidationError as error:
+        lines = (f"{path}: {'.'.join(map(str, each['loc'])) or 'file'}={str(each['input'])[:200]}: {each['msg']}" for each in error.errors())
+        raise ValueError("\n".join(lines)) from None
+
+
+def build(config: RewardConfig, folder: Path) -> tuple[Pool, RewardServicer]:
+    """The wiring: a pool whose processes import user modules from `folder`, and its servicer."""
+    specs = [ScorerSpec(name=each.name, use=each.use, args=each.args, limit_s=each.limit_s) for each in config.scorers]
+    limits = Limits(
+        workers=config.workers,
+        spares=config.spares,
+        max_slow=config.max_slow,
+        patience_s=config.patience_s,
+        memory_bytes=config.memory_bytes,
+        load_limit_s=config.load_limit_s,
+    )
+    pool = Pool(specs, limits, folder=folder)
+    default = config.default or config.scorers[0].name
+    return pool, RewardServicer(pool, default=default, max_pending=config.max_pending, max_pending_bytes=config.max_pending_bytes)
+
+
+async def serve(config: RewardConfig, address_file: Path | None) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ValueError for a user's mistake: an address in use, a scorer that cannot be loaded."""
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    pool, servicer = build(config, Path.cwd())
+    server = rpc.Server(config.address, [lambda grpc_server: add_RewardServiceServicer_to_server(servicer, grpc_server)])
+    try:
+        await server.start()
+        if await _unless_told(pool.start(), told):
+            await server.ready()
+            _announce(config, server.port, address_file)
+            await told.wait()
+            servicer.drain()
+    finally:
+        await server.stop(config.grace_s)
+        await pool.stop()
+
+
+async def _unless_told(work: Coroutine[Any, Any, None], told: asyncio.Event) -> bool:
+    """Whether the work was done before we were told to stop. Raises what it raises."""
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(told.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not working.done():
+        working.cancel()
+        return False
+    working.result()
+    return True
+
+
+def _announce(config: RewardConfig, port: int, address_file: Path | None) -> None:
+    address = f"{config.address.rpartition(':')[0]}:{port}"
+    log.info("serving on %s: %s", address, ", ".join(each.name for each in config.scorers))
+    if address_file is not None:
+        part = address_file.with_name(f"{address_file.name}.{os.getpid()}")
+        part.write_text(address)
+        part.replace(address_file)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m reward_server",
+        description="Scores completions over gRPC (RewardService). Functions of yours are imported from the current folder.",
+        epilog="Example: python -m reward_server --config reward.yaml --address-file reward.address",
+    )
+    parser.add_argument("--config", type=Path, required=True, help="YAML or JSON of RewardConfig")
+    parser.add_argument("--address-file", type=Path, help="written with host:port once it serves")
+    options = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        uvloop.run(serve(load_config(options.config), options.address_file))
+    except ValueError as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"headrace: {line}\n")
+        return USER_MISTAKE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What the service and a scorer process say to each other: msgpack over one socket pair.
+
+Service to process: first `[SCHEMA, memory_bytes, [[name, use, args, limit_s], ...]]`, then batches
+`[scorer_index, [[seq, prompt, completion, fields], ...]]` with fields a serialized Struct.
+Process to service: first `[SCHEMA, True, [[description, is_async], ...]]` or `[SCHEMA, False, what is wrong]`, then `[seq, None, value, parts]` or `[seq, reason, detail]` a call, and `[]` as a sign of life of an event loop.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgpack
+
+from reward_server.outcome import Outcome, Reason, Scored, Unscored
+
+SCHEMA = 1
+MAX_ANSWER_BYTES = 1 << 20  # of all answers that wait in one read; an answer itself is far smaller
+_READ_BYTES = 1 << 18
+
+
+def encode(message: list[Any]) -> bytes:
+    """Bytes of one message."""
+    data: bytes = msgpack.packb(message)
+    return data
+
+
+def answer(seq: int, outcome: Outcome) -> list[Any]:
+    """The message that answers one call."""
+    if isinstance(outcome, Scored):
+        return [seq, None, outcome.value, dict(outcome.parts)]
+    return [seq, outcome.reason, outcome.detail]
+
+
+def outcome_of(message: list[Any]) -> Outcome:
+    """The outcome in an answer. Raises ValueError, TypeError or LookupError for what is none."""
+    seq, reason, said, *parts = message
+    if not isinstance(seq, int):
+        raise TypeError(f"an answer begins with its number, not with {seq!r:.100}")
+    if reason is None:
+        return Scored(value=float(said), parts={str(name): float(part) for name, part in parts[0].items()})
+    if reason not in get_args(Reason):
+        raise ValueError(f"unknown reason {reason!r:.100}")
+    return Unscored(str(said), reason)
+
+
+def answers() -> msgpack.Unpacker:
+    """A decoder of the service's side: feed it bytes, iterate over whole messages."""
+    return msgpack.Unpacker(max_buffer_size=MAX_ANSWER_BYTES)
+
+
+def messages(connection: socket.socket) -> Iterator[list[Any]]:
+    """Messages as they come, blocking; ends when the other side is gone."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0)  # a prompt may be as large as a gRPC message may be
+    while data := connection.recv(_READ_BYTES):
+        unpacker.feed(data)
+        yield from unpacker

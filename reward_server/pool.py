@@ -1,0 +1,320 @@
+"""The scorer processes as one pool.
+
+      submit ──▶ lanes, one for each (stream, scorer) ──▶ dispatch ──▶ idle processes ──▶ answers ──▶ item.answer
+                          ▲                                  ▲              │
+                          └── put back: calls behind a slow, hung or dead one ◀── watch, every TICK_S while busy
+
+Everything runs on one event loop and nothing here blocks: `dispatch` runs when items come and when a process becomes
+idle; `watch` looks at busy processes; the fleet holds the number of processes at workers + slow ones + spares.
+A call that outlasts its patience leaves the workers (its process is slow), so those behind it go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reward_server import channel, rules
+from reward_server.fleet import Fleet, Told
+from reward_server.lanes import Item, Lanes
+from reward_server.outcome import Outcome, Unscored
+from reward_server.process import ScorerProcess
+from reward_server.rules import Verdict
+
+log = logging.getLogger("headrace.reward_server.pool")
+
+TICK_S = 0.025
+DEATH_WORDS_S = 0.5  # how long a process whose socket closed may take to end by itself
+BLOCKED_S = 60.0
+_PACE_WEIGHT = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorerSpec:
+    """One scorer to be run.
+
+    Example: `ScorerSpec(name="sums", use="last_number", args={"field": "answer"}, limit_s=10.0)`
+    """
+
+    name: str
+    use: str  # built-in name or "module:function"
+    args: dict[str, Any]
+    limit_s: float  # wall-clock limit of one call
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds of a pool; fields as in RewardConfig."""
+
+    workers: int = 1
+    spares: int = 1
+    max_slow: int = 8
+    patience_s: float = 0.25
+    memory_bytes: int = 4 << 30
+    load_limit_s: float = 120.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Account:
+    """What the pool knows of one scorer."""
+
+    spec: ScorerSpec
+    description: str = ""
+    is_async: bool = False
+    num_answered: int = 0  # unscored ones included
+    num_unscored: int = 0
+    num_busy: int = 0  # processes at its calls, without the slow ones
+    num_slow: int = 0
+    pace_s: float = 0.001  # running mean of a sync call's time
+    blocked_until_s: float = 0.0  # until then its async calls go one by one
+
+
+class Pool:
+    """Runs scorers in processes that can be killed.
+
+    Example: `pool = Pool(specs, Limits(), folder=Path.cwd()); await pool.start(); pool.submit(...); await pool.stop()`
+    """
+
+    def __init__(self, scorers: Sequence[ScorerSpec], limits: Limits, *, folder: Path) -> None:
+        self.accounts = [Account(spec=spec) for spec in scorers]
+        self._limits = limits
+        listed = [[spec.name, spec.use, spec.args, spec.limit_s] for spec in scorers]
+        self._fleet = Fleet(
+            hello=channel.encode([channel.SCHEMA, limits.memory_bytes, listed]),
+            folder=folder,
+            load_limit_s=limits.load_limit_s,
+            wanted=self._num_wanted,
+            make=lambda: ScorerProcess(on_message=self._on_message, on_gone=self._on_gone),
+            on_ready=self._on_ready,
+            on_failure=self._on_failure,
+        )
+        self._lanes = Lanes()
+        self._seqs = itertools.count()
+        self._idle: list[ScorerProcess] = []
+        self._busy: set[ScorerProcess] = set()
+        self._watching: asyncio.TimerHandle | None = None
+        self._is_dispatching = False
+
+    async def start(self) -> None:
+        """Returns once one process has loaded the scorers. Raises ValueError in one line when they cannot be loaded."""
+        await self._fleet.start_first()
+
+    def submit(
+        self, *, scorer: int, owner: Hashable, prompt: str, completion: str, fields: bytes, answer: Callable[[Outcome], None]
+    ) -> None:
+        """Queues a call; `answer` is called once on this loop. Unbounded: the caller bounds what it has pending."""
+        item = Item(seq=next(self._seqs), scorer=scorer, owner=owner, prompt=prompt, completion=completion, fields=fields, answer=answer)
+        self._lanes.push(item)
+        self._dispatch_soon()
+
+    def forget(self, owner: Hashable) -> None:
+        """Drops an owner's calls: queued ones at once, a running one when it outlasts the patience."""
+        self._lanes.drop(owner)
+        for process in self._busy:
+            for item in process.unanswered.values():
+                item.gone = item.gone or item.owner == owner
+
+    async def stop(self) -> None:
+        """Kills and reaps every process. Calls still queued are not answered."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._lanes.drain()
+        await self._fleet.stop()
+
+    def _num_wanted(self) -> int:
+        return self._limits.workers + self._limits.spares + sum(account.num_slow for account in self.accounts)
+
+    def _on_ready(self, process: ScorerProcess, told: Told) -> None:
+        for account, (description, is_async) in zip(self.accounts, told, strict=True):
+            account.description, account.is_async = description, is_async
+        self._idle.append(process)
+        self._dispatch_soon()
+
+    def _on_failure(self, words: str) -> None:
+        """A start failed; when nothing is left to run them, queued calls are answered so."""
+        if self._fleet.num_ready == 0:
+            for item in self._lanes.drain():
+                self._conclude(item, Unscored(f"no scorer process could be started: {words}", "error"))
+
+    # -- dispatch: consumes lanes and idle processes, produces busy ones; woken by submit and by every change of a process
+
+    def _dispatch_soon(self) -> None:
+        if not self._is_dispatching:
+            self._is_dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._is_dispatching = False
+        now_s = asyncio.get_running_loop().time()
+        while self._idle and self._num_working() < self._limits.workers:
+            batch = self._lanes.take(lambda scorer: self._room(self.accounts[scorer], now_s))
+            if not batch:
+                break
+            process = self._idle.pop()
+            process.is_slow = False
+            self.accounts[batch[0].scorer].num_busy += 1
+            self._busy.add(process)
+            process.run(batch[0].scorer, batch)
+        if self._busy:
+            self._watch_later()
+
+    def _num_working(self) -> int:
+        return sum(account.num_busy for account in self.accounts)
+
+    def _room(self, account: Account, now_s: float) -> int:
+        """Calls of a scorer that may go now; 0: none."""
+        if not rules.may_start(num_busy=account.num_busy, num_slow=account.num_slow, max_slow=max(self._limits.max_slow, self._limits.workers)):
+            return 0
+        return rules.batch_items(
+            is_async=account.is_async,
+            blocks=now_s < account.blocked_until_s,
+            pace_s=account.pace_s,
+            num_queued=len(self._lanes),
+            num_workers=self._limits.workers,
+        )
+
+    # -- answers: consumes messages of busy processes, produces outcomes and idle processes
+
+    def _on_message(self, process: ScorerProcess, message: list[Any]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        process.beat_at_s = now_s
+        if not message:
+            return
+        outcome = channel.outcome_of(message)
+        item = process.unanswered.pop(message[0], None)
+        if item is None:
+            return  # it went elsewhere while this process was slow
+        process.call_at_s = now_s
+        self._conclude(item, outcome)
+        if not process.unanswered:
+            self._leave(process, now_s)
+            if process.is_spent:
+                self._fleet.retire(process)
+            else:
+                self._idle.append(process)
+            self._dispatch_soon()
+
+    def _conclude(self, item: Item, outcome: Outcome) -> None:
+        account = self.accounts[item.scorer]
+        account.num_answered += 1
+        account.num_unscored += isinstance(outcome, Unscored)
+        if not item.gone:
+            item.answer(outcome)
+
+    def _leave(self, process: ScorerProcess, now_s: float) -> None:
+        """Takes a process out of the busy ones and updates its scorer's account."""
+        self._busy.discard(process)
+        account = self.accounts[process.scorer]
+        if process.is_slow:
+            account.num_slow -= 1
+        else:
+            account.num_busy -= 1
+        took_s = min(now_s - process.batch_at_s, self._limits.patience_s) / process.batch_items
+        account.pace_s += _PACE_WEIGHT * (took_s - account.pace_s)
+
+    # -- watch: every TICK_S while a process is busy
+
+    def _watch_later(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().call_later(TICK_S, self._watch)
+
+    def _watch(self) -> None:
+        self._watching = None
+        now_s = asyncio.get_running_loop().time()
+        for process in list(self._busy):
+            self._judge(process, now_s)
+        if self._idle and self._fleet.surplus(now_s):
+            self._fleet.retire(self._idle.pop())
+        if self._busy or self._fleet.num_ready > self._num_wanted():
+            self._watch_later()
+
+    def _judge(self, process: ScorerProcess, now_s: float) -> None:
+        account = self.accounts[process.scorer]
+        verdict = rules.verdict(
+            is_async=account.is_async,
+            num_unanswered=len(process.unanswered),
+            all_gone=_all_gone(process, account.is_async),
+            is_slow=process.is_slow,
+            running_s=now_s - (process.batch_at_s if account.is_async else process.call_at_s),
+            silent_s=now_s - process.beat_at_s,
+            limit_s=account.spec.limit_s,
+            patience_s=self._limits.patience_s,
+        )
+        if verdict is Verdict.SLOW:
+            self._set_aside(process, account)
+        elif verdict is Verdict.TIMEOUT:
+            log.warning("scorer %s did not answer within limit_s=%g; its process %d is killed", account.spec.name, account.spec.limit_s, process.pid)
+            self._give_up(process, Unscored(f"no answer within limit_s={account.spec.limit_s:g}", "timeout"))
+        elif verdict is Verdict.RETRY_ALONE:
+            log.warning("scorer %s blocks its event loop; its process %d is killed and its calls go one by one for %g s", account.spec.name, process.pid, BLOCKED_S)
+            account.blocked_until_s = now_s + BLOCKED_S
+            self._give_up(process, None)
+        elif verdict is Verdict.ABANDONED:
+            self._give_up(process, Unscored("the caller is gone", "unavailable"))
+
+    def _set_aside(self, process: ScorerProcess, account: Account) -> None:
+        """The process becomes slow. Calls of a sync batch behind the running one go elsewhere."""
+        process.is_slow = True
+        account.num_busy -= 1
+        account.num_slow += 1
+        if not account.is_async and len(process.unanswered) > 1:
+            process.is_spent = True  # it would go on with calls that are no longer its own
+            others = list(process.unanswered)[1:]
+            self._put_back([process.unanswered.pop(seq) for seq in others], alone=False)
+        self._fleet.keep_up()
+        self._dispatch_soon()
+
+    def _give_up(self, process: ScorerProcess, outcome: Outcome | None) -> None:
+        """Kills a busy process. The running call gets `outcome`, or every call is tried alone when that is None."""
+        items = list(process.unanswered.values())
+        process.unanswered.clear()
+        self._leave(process, asyncio.get_running_loop().time())
+        if outcome is not None and items:
+            self._conclude(items.pop(0), outcome)
+        self._put_back(items, alone=outcome is None)
+        self._fleet.retire(process)
+        self._dispatch_soon()
+
+    def _put_back(self, items: list[Item], *, alone: bool) -> None:
+        for item in items:
+            item.alone = item.alone or alone
+        self._lanes.push_front(item for item in items if not item.gone)
+
+    # -- deaths: consumes closed sockets
+
+    def _on_gone(self, process: ScorerProcess) -> None:
+        """A process closed its socket by itself: the running call took it down."""
+        if process.is_dead or not process.is_ready:
+            return  # killed by us, or its start fails and says so
+        process.is_dead = True
+        if process in self._busy:
+            self._fleet.spawn(self._mourn(process))
+        elif process in self._idle:
+            self._idle.remove(process)
+            self._fleet.retire(process)
+
+    async def _mourn(self, process: ScorerProcess) -> None:
+        """Blames the running call of a dead process with how it ended, or tries each of several async calls alone."""
+        items = list(process.unanswered.values())
+        account = self.accounts[process.scorer]
+        retry = account.is_async and len(items) > 1
+        process.unanswered = {} if retry else {item.seq: item for item in items[:1]}
+        self._put_back(items if retry else items[1:], alone=retry)
+        self._leave(process, asyncio.get_running_loop().time())
+        self._fleet.keep_up()
+        self._dispatch_soon()
+        words = await self._fleet.end(process, DEATH_WORDS_S)
+        log.warning("a call of scorer %s took process %d down: %s", account.spec.name, process.pid, words)
+        for item in process.unanswered.values():
+            self._conclude(item, Unscored(f"{words} during the call", "error"))
+
+
+def _all_gone(process: ScorerProcess, is_async: bool) -> bool:
+    """Whether nobody waits for what is running: the first call of a sync scorer, every one of an async scorer's."""
+    items = list(process.unanswered.values())
+    return all(item.gone for item in (items if is_async else items[:1]))

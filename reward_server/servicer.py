@@ -1,0 +1,134 @@
+"""RewardService: requests to the pool, answers back as they come. User code never runs here.
+
+    request_iterator ──▶ _read (waits for room) ──▶ pool ──▶ stream.finish ──▶ _answer_all (waits for changed) ──▶ write
+
+Both loops end together: when the caller goes, the handler is cancelled, its reader with it, and the pool forgets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+
+from protos.reward.v1alpha1 import reward_pb2 as pb
+from protos.reward.v1alpha1 import reward_pb2_grpc
+from reward_server.outcome import Unscored
+from reward_server.pool import Pool
+from reward_server.stream import ScoreStream
+
+Requests = AsyncIterator[list[pb.ScoreRequest]]
+Write = Callable[[list[pb.ScoreResponse]], Awaitable[None]]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
+    """Serves one pool.
+
+    Example: `RewardServicer(pool, default="sums", max_pending=4096, max_pending_bytes=1 << 28)`
+    """
+
+    def __init__(self, pool: Pool, *, default: str, max_pending: int, max_pending_bytes: int) -> None:
+        self._pool = pool
+        self._default = default
+        self._max_pending = max_pending
+        self._max_pending_bytes = max_pending_bytes
+        self._indices = {account.spec.name: index for index, account in enumerate(pool.accounts)}
+        self._streams: set[ScoreStream] = set()
+        self._is_draining = False
+
+    def drain(self) -> None:
+        """Streams read no further, answer what they have read, and end with UNAVAILABLE."""
+        self._is_draining = True
+        for stream in self._streams:
+            stream.changed.set()
+
+    async def Score(self, request_iterator: AsyncIterator[pb.ScoreRequest], context: Context) -> None:
+        """See the contract."""
+
+        async def write(responses: list[pb.ScoreResponse]) -> None:
+            for response in responses:
+                await context.write(response)
+
+        await self._serve(([request] async for request in request_iterator), write, context)
+
+    async def ScoreBatch(self, request_iterator: AsyncIterator[pb.ScoreBatchRequest], context: Context) -> None:
+        """See the contract."""
+
+        async def write(responses: list[pb.ScoreResponse]) -> None:
+            await context.write(pb.ScoreBatchResponse(responses=responses))
+
+        await self._serve((list(message.requests) async for message in request_iterator), write, context)
+
+    async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
+        """See the contract."""
+        listed = [
+            pb.ListScorersResponse.Scorer(
+                name=account.spec.name,
+                description=account.description,
+                limit_s=account.spec.limit_s,
+                num_answered=account.num_answered,
+                num_unscored=account.num_unscored,
+            )
+            for account in self._pool.accounts
+        ]
+        return pb.ListScorersResponse(scorers=listed, default_scorer=self._default)
+
+    async def _serve(self, requests: Requests, write: Write, context: Context) -> None:
+        stream = ScoreStream(max_items=self._max_pending, max_bytes=self._max_pending_bytes)
+        self._streams.add(stream)
+        reader = asyncio.create_task(self._read(requests, stream))
+        try:
+            await self._answer_all(stream, reader, write)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reader.cancel()
+            self._pool.forget(stream)
+            self._streams.discard(stream)
+        if self._is_draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this reward server is stopping; send what is unanswered to another one, or again later")
+
+    async def _read(self, requests: Requests, stream: ScoreStream) -> None:
+        """Until the caller has no more: hands items to the pool as there is room."""
+        try:
+            async for batch in requests:
+                for request in batch:
+                    await stream.room()
+                    stream.begin(request)
+                    self._submit(request, stream)
+        finally:
+            stream.changed.set()
+
+    def _submit(self, request: pb.ScoreRequest, stream: ScoreStream) -> None:
+        name = request.scorer or self._default
+        index = self._indices.get(name)
+        if index is None:
+            stream.finish(request.id, name, Unscored(f"no scorer {name!r} here; there are {', '.join(self._indices)}"))
+            return
+        self._pool.submit(
+            scorer=index,
+            owner=stream,
+            prompt=request.prompt,
+            completion=request.completion,
+            fields=request.fields.SerializeToString(),
+            answer=partial(stream.finish, request.id, name),
+        )
+
+    async def _answer_all(self, stream: ScoreStream, reader: asyncio.Task[None], write: Write) -> None:
+        """Sends answers until everything read is answered and no more is read. Raises what the reader raised."""
+        while True:
+            await stream.changed.wait()
+            stream.changed.clear()
+            while responses := stream.ready():
+                await write(responses)
+                stream.sent(responses)
+            if self._is_draining:
+                reader.cancel()
+            if reader.done() and not reader.cancelled():
+                reader.result()
+            if stream.num_pending == 0 and (reader.done() or self._is_draining):
+                return
