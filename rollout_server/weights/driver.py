@@ -265,6 +265,7 @@ class UpdateDriver:
                 phase, since = self._state.phase, loop.time()
             if waits and loop.time() - since >= self._patience_s():
                 self._apply(Event(kind=EventKind.BEHIND))
+                since = loop.time()  # a fetch may fail before the next tick sees that there was one
 
     def _patience_s(self) -> float:
         """At once for a replica that can serve nothing of this run, catch_up_s for others; longer after failures in a row."""
