@@ -1,0 +1,169 @@
+"""Searches for a life in which the ledger breaks a promise; and shows that the search would find it, by planting each known mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgpack
+import pytest
+
+from learner.gateway import ledger as ledger_module
+from learner.gateway.groups import Group, SampleFacts
+from learner.gateway.ledger import Ledger, Limits
+from learner.gateway.versions import StalenessBroken
+from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulation
+
+# (S, W, P); S = 0 allows only W = 1.
+SHAPES = [(0, 1, 2), (1, 1, 2), (1, 3, 2), (3, 1, 2), (3, 3, 2), (1, 3, 3)]
+
+
+def limits(max_staleness: int, window: int, groups_per_step: int) -> Limits:
+    return Limits(
+        groups_per_step=groups_per_step,
+        group_size=GROUP_SIZE,
+        max_staleness=max_staleness,
+        window=window,
+        min_usable=2,
+        zero_signal=False,
+        max_consecutive_drops=10_000,
+        max_attempts=4,
+    )
+
+
+@pytest.mark.parametrize(("max_staleness", "window", "groups_per_step"), SHAPES)
+@pytest.mark.parametrize("life", ["steady", "rollbacks", "abandons"])
+def test_no_life_breaks_the_bound_the_balance_or_progress(max_staleness: int, window: int, groups_per_step: int, life: str) -> None:
+    ages: set[int] = set()
+    for seed in range(50):
+        rules = limits(max_staleness, window, groups_per_step)
+        simulation = Simulation(ledger=Ledger(rules), seed=seed, rollbacks=life != "steady", abandons=life == "abandons")
+        simulation.run(1000)
+        ages |= set(simulation.ages)
+    synchronous = rules.max_open == groups_per_step and life == "steady"
+    assert max(ages) == (0 if synchronous else max_staleness)  # the bound is reached, so the search would see it passed
+
+
+def test_with_bound_zero_every_token_is_drawn_by_the_policy_it_trains() -> None:
+    for seed in range(20):
+        simulation = Simulation(ledger=Ledger(limits(0, 1, 3)), seed=seed)
+        simulation.run(300)
+        assert set(simulation.ages) == {0}
+
+
+@pytest.mark.parametrize("rollbacks", [False, True])
+def test_replaying_the_records_gives_exactly_the_same_state(rollbacks: bool) -> None:
+    for seed in range(20):
+        simulation = Simulation(ledger=Ledger(limits(1, 3, 2)), seed=seed, rollbacks=rollbacks, abandons=rollbacks)
+        simulation.run(200)
+        stored = [msgpack.unpackb(msgpack.packb(record)) for record in simulation.records]
+        middle = len(stored) // 2
+        first = Ledger(simulation.ledger.limits)
+        for record in stored[:middle]:
+            first.apply(record)
+        second = Ledger.from_state(simulation.ledger.limits, msgpack.unpackb(msgpack.packb(first.state())))
+        for record in stored[middle:]:
+            second.apply(record)
+        assert second.state() == simulation.ledger.state()
+
+
+# The known mistakes. Each is planted in a ledger whose own check at the cut is off, so that the search alone must catch it.
+
+
+class Unchecked(Ledger):
+    def _oldest(self, seq: int) -> int:
+        return 0
+
+    def _check_versions(self, group: Group, facts: SampleFacts) -> None:
+        pass
+
+    def cover(self, policy_step: int) -> None:
+        """Keeps every version, since too old ones are still asked for."""
+
+
+class LeasedAgainAtTheTail(Unchecked):
+    """A group that is leased again goes behind all others, its finished samples with it."""
+
+    def lease_again(self, *, holder: str, lease_id: str, lapse_at: float) -> tuple[Group, dict[str, object]]:
+        group, record = super().lease_again(holder=holder, lease_id=lease_id, lapse_at=lapse_at)
+        account = self.account
+        del account.groups[group.seq]
+        group.seq = account.next_seq
+        account.groups[group.seq] = group
+        account.next_seq += 1
+        account.dropped["moved"] = account.dropped.get("moved", 0) + 1
+        return group, record
+
+
+class OneMore(Limits):
+    """(S + 1) * P - (W - 1) + 1."""
+
+    @property
+    def max_open(self) -> int:
+        return super().max_open + 1
+
+
+def window_over_the_first_of_the_queue(open_groups: Iterable[tuple[int, bool]], *, num_groups: int, window: int) -> list[int]:
+    """Any complete group among the first W that are still outside."""
+    outside, entered = sorted(open_groups), []
+    while len(entered) < num_groups:
+        ready = [pair for pair in outside[:window] if pair[1]]
+        if not ready:
+            break
+        outside.remove(ready[0])
+        entered.append(ready[0][0])
+    return entered
+
+
+def anchored_window(open_groups: Iterable[tuple[int, bool]], *, num_groups: int, window: int) -> list[int]:
+    """All P at once, all from the window as it lies before the first of them enters."""
+    outside = sorted(open_groups)
+    ready = [seq for seq, complete in outside if complete and seq < outside[0][0] + window]
+    return ready[:num_groups]
+
+
+def search(ledger_class: type[Ledger], rules: Limits, *, honest_actors: bool = True) -> str:
+    """What broke, or an empty string."""
+    for seed in range(300):
+        simulation = Simulation(ledger=ledger_class(rules), seed=seed, honest_actors=honest_actors)
+        try:
+            simulation.run(300)
+        except (Broken, StalenessBroken) as broken:
+            return str(broken)
+    return ""
+
+
+@pytest.mark.parametrize(("max_staleness", "window", "groups_per_step"), [(1, 3, 3), (3, 3, 2)])
+def test_the_search_finds_nothing_when_only_the_check_is_off(max_staleness: int, window: int, groups_per_step: int) -> None:
+    for seed in range(20):
+        Simulation(ledger=Unchecked(limits(max_staleness, window, groups_per_step)), seed=seed).run(300)
+
+
+def test_the_search_catches_a_window_over_the_first_of_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "choose", window_over_the_first_of_the_queue)
+    assert "staleness" in search(Unchecked, limits(1, 3, 3))
+
+
+def test_the_search_catches_a_release_at_the_tail() -> None:
+    assert "staleness" in search(LeasedAgainAtTheTail, limits(1, 1, 2))
+
+
+def test_the_search_catches_an_anchored_window_with_an_atomic_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "choose", anchored_window)
+    assert "deadlock" in search(Unchecked, limits(3, 3, 4))
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_the_search_catches_actors_that_do_not_wait_for_the_least_version(max_staleness: int) -> None:
+    assert f"staleness {max_staleness + 1}" in search(Unchecked, limits(max_staleness, 1, 2), honest_actors=False)
+
+
+@pytest.mark.parametrize(("max_staleness", "window", "groups_per_step"), SHAPES)
+def test_the_search_catches_one_open_group_too_many(max_staleness: int, window: int, groups_per_step: int) -> None:
+    right = limits(max_staleness, window, groups_per_step)
+    wrong = OneMore(**{name: getattr(right, name) for name in Limits.__slots__})
+    assert f"staleness {max_staleness + 1}" in search(Unchecked, wrong)
+
+
+def test_the_ledger_itself_raises_where_a_batch_is_cut() -> None:
+    wrong = OneMore(**{name: getattr(limits(0, 1, 2), name) for name in Limits.__slots__})
+    assert "more than max_staleness=0" in search(Ledger, wrong)
