@@ -29,8 +29,6 @@ def contradictions(
 
 
 def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig | None) -> Iterator[str]:
-    if rollout.learner:
-        yield f"rollout.learner={rollout.learner!r}: the launcher gives replicas this run's learner; remove rollout.learner"
     if reward is None and not rollout.rewards:
         yield "reward: missing, and rollout.rewards is empty: samples must be scored; add a reward section with a scorer, or addresses in rollout.rewards"
     if reward is not None and rollout.rewards:
@@ -61,7 +59,7 @@ def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
             f"learner.data.max_prompt_tokens={longest} with learner.sampling.max_new_tokens={new}: the model {learner.model} reads {positions} positions; "
             f"use max_prompt_tokens of at most {max(positions - new, 0)}"
         )
-    if rollout.max_model_len > positions:
+    elif rollout.max_model_len > positions:
         yield f"rollout.max_model_len={rollout.max_model_len}: the model {learner.model} reads {positions} positions; set rollout.max_model_len to at most {positions}"
 
 

@@ -27,7 +27,7 @@ class Mistaken(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> Any:
         standalone = extra.pop("standalone_mode", True)
         try:
-            result = super().main(*args, **extra, standalone_mode=False)
+            result = super().main(*args, **{**extra, "standalone_mode": False})
         except typer.TyperException as error:
             _say(error.format_message() if hasattr(error, "format_message") else str(error))
             result = 2

@@ -40,3 +40,26 @@ def whole_lines(file: Path, offset: int) -> list[tuple[bytes, int]]:
 def read_all(file: Path) -> list[Metrics]:
     """Every whole line of a file; none where there is no file."""
     return [json.loads(line) for line, _ in whole_lines(file, 0)]
+
+
+def surviving(lines: list[Metrics]) -> list[Metrics]:
+    """The line of each step in the surviving lineage, in order: a step made again after a rollback counts once, the last time.
+
+    Example: steps 1 2 3 2 3 give the last three lines as 1 2 3 (the first of 1, the second ones of 2 and 3).
+    """
+    last = {int(line["step"]): line for line in lines}
+    return [last[step] for step in sorted(last)]
+
+
+def words(metrics: Metrics, num_steps: int) -> str:
+    """One step on one line: reward, staleness by share of tokens, speed, idleness of both sides."""
+    staleness = {int(age): int(tokens) for age, tokens in metrics.get("staleness", {}).items()}
+    total = sum(staleness.values()) or 1
+    ages = " ".join(f"{age}:{100 * tokens / total:.0f}%" for age, tokens in sorted(staleness.items()))
+    dropped = sum(metrics.get("dropped", {}).values())
+    return (
+        f"step {metrics['step']:>3}/{num_steps}  version {metrics['version']}  reward {metrics['reward_mean']:.3f}  staleness {ages or '-'}"
+        f"  {metrics['generated_tokens_per_s']:.0f} tok/s drawn, {metrics['trained_tokens_per_s']:.0f} trained"
+        f"  idle: learner {metrics['trainer_idle_share']:.0%}, replicas {metrics['replica_idle_share']:.0%}"
+        f"  groups: {metrics['leased_groups']} leased, {dropped} dropped  {metrics['seconds']['total']:.1f} s"
+    )

@@ -110,8 +110,11 @@ def with_overrides(content: dict[str, Any], overrides: dict[str, Any]) -> dict[s
 
 
 def _share(content: dict[str, Any]) -> list[str]:
-    """Copies run_dir and model into the sections; says where a section names another one."""
+    """Copies run_dir and model into the sections; says where a section names another one, or a learner."""
     lines = []
+    rollout = content.get("rollout")
+    if isinstance(rollout, dict) and rollout.get("learner"):
+        lines.append(f"rollout.learner={rollout['learner']!r}: replicas of a run file attend the learner of that file; remove rollout.learner")
     for key, sections in (("run_dir", ("learner",)), ("model", ("learner", "rollout"))):
         for name in sections:
             section = content.get(name)

@@ -130,7 +130,8 @@ class Examiner:
             trajectory_pb2.SamplingParams(temperature=GREEDY, top_p=1.0, max_new_tokens=max_new_tokens, stop_token_ids=self.stop_token_ids)
         )
         request.detokenize = True
-        text, version, ids = "", 0, ()
+        text, version = "", 0
+        ids: tuple[int, ...] = ()
         async for delta in rollout.Generate(request, timeout=deadline_s("Generate")):
             text = delta.text or text
             version = max([version, *(span.version for span in delta.spans)])

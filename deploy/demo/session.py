@@ -17,7 +17,7 @@ from pathlib import Path
 from deploy.demo.evaluate import Evaluation, Examiner, Question
 from deploy.launch import tell_steps
 from deploy.local import Local
-from deploy.progress import read_all
+from deploy.progress import read_all, surviving
 from deploy.schema import RunFile
 from deploy.services import Service, local_services, write_atomically
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
@@ -107,13 +107,13 @@ async def teach(run: RunFile, lesson: Lesson, on_event: Callable[[str], None]) -
 
 def final_step(run_dir: Path) -> int:
     """Steps that the run has made."""
-    metrics = read_all(run_dir / "metrics.jsonl")
+    metrics = surviving(read_all(run_dir / "metrics.jsonl"))
     return int(metrics[-1]["step"]) if metrics else 0
 
 
 def final_version(run_dir: Path) -> int:
     """Policy version after the last step."""
-    metrics = read_all(run_dir / "metrics.jsonl")
+    metrics = surviving(read_all(run_dir / "metrics.jsonl"))
     return int(metrics[-1]["version"]) if metrics else 0
 
 

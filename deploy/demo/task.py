@@ -102,7 +102,7 @@ def _take(num: int, tasks: Iterator[Task]) -> list[Task]:
 
 def describe(example: Task, model: Path, *, seed: int, max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> dict[str, Any]:
     """All that is needed to repeat the evaluation from outside, with plain transformers on the saved folder."""
-    prompt_ids = rendered_ids(example.prompt, model)
+    text, token_ids = rendered(example.prompt, model)
     return {
         "generator": {
             "package": "reasoning_gym",
@@ -121,7 +121,7 @@ def describe(example: Task, model: Path, *, seed: int, max_new_tokens: int, stop
             "system": SYSTEM,
             "user": "{question}" + SUFFIX,
             "system_message": "present, with empty text",
-            "example": {"question": example.prompt, "answer": example.answer, "text": _decode(prompt_ids, model), "token_ids": list(prompt_ids)},
+            "example": {"question": example.prompt, "answer": example.answer, "text": text, "token_ids": list(token_ids)},
         },
         "sampling": {"evaluation": "greedy (temperature 0)", "max_new_tokens": max_new_tokens, "stop_token_ids": list(stop_token_ids)},
         "scorer": {
@@ -133,14 +133,9 @@ def describe(example: Task, model: Path, *, seed: int, max_new_tokens: int, stop
     }
 
 
-def rendered_ids(prompt: str, model: Path) -> tuple[int, ...]:
-    """What the learner makes of a prompt, by its own renderer."""
-    rendered = Prompt(prompt_id="", text=prompt + SUFFIX, messages=({"role": "user", "content": prompt + SUFFIX},), fields={})
-    return Renderer(model, template="chat", system=SYSTEM).ids(rendered)
-
-
-def _decode(token_ids: tuple[int, ...], model: Path) -> str:
-    from tokenizers import Tokenizer
-
-    text: str = Tokenizer.from_file(str(model / "tokenizer.json")).decode(list(token_ids), skip_special_tokens=False)
-    return text
+def rendered(prompt: str, model: Path) -> tuple[str, tuple[int, ...]]:
+    """Text and token ids that the learner makes of a prompt, by its own renderer."""
+    full = prompt + SUFFIX
+    asked = Prompt(prompt_id="example", text=full, messages=({"role": "user", "content": full},), fields={})
+    renderer = Renderer(model, template="chat", system=SYSTEM)
+    return renderer.text(asked), renderer.ids([asked])[0]

@@ -41,7 +41,7 @@ def train(model: Any, tokenizer: Any, steps: int, choice: random.Random, digits:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         batch = choice.choices(digits, k=BATCH)
-        ids = torch.tensor([tokenizer.encode(prompt(each) + answer(each)) + [tokenizer.eos_token_id] for each in batch])
+        ids = torch.tensor([[*tokenizer.encode(prompt(each) + answer(each)), tokenizer.eos_token_id] for each in batch])
         answered = ids.shape[1] - len(prompt(batch[0]))  # one token a character, and the end
         logits = model(ids).logits[:, -answered - 1 : -1]
         cross_entropy(logits.flatten(0, 1), ids[:, -answered:].flatten()).backward()

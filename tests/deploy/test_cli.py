@@ -1,0 +1,97 @@
+"""The command line: a mistake is exit code 2 and one line, help has an example, the start is light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli import app
+from deploy.mistakes import Mistakes
+from deploy.serve import parse_scorers, parse_sets, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["launch"], ["validate"], ["status"], ["report"], ["demo"], ["smoke"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_help_of_a_command_has_an_example(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: headrace {' '.join(command)}" in " ".join(result.output.split())
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["validate", "absent.yaml"], "headrace: absent.yaml: cannot be read: No such file or directory"),
+    (["launch", "absent.yaml"], "headrace: absent.yaml: cannot be read"),
+    (["launch", "absent.yaml", "--backend", "cloud"], "headrace: Invalid value for '--backend'"),
+    (["validate"], "headrace: Missing argument"),
+    (["frobnicate"], "headrace: No such command 'frobnicate'"),
+    (["demo", "--control", "magic"], "headrace: Invalid value for '--control'"),
+    (["demo", "--max-minutes", "0"], "headrace: Invalid value for '--max-minutes'"),
+    (["status", "nowhere"], "headrace: nowhere: neither a run folder nor HOST:PORT"),
+    (["status", "127.0.0.1:1"], "headrace: no learner answers on 127.0.0.1:1 (UNAVAILABLE)"),
+    (["report", "nowhere"], "headrace: nowhere: "),
+    (["serve", "learner", "--model", "m"], "headrace: run_dir: required, but missing"),
+    (["serve", "rollout"], "headrace: model: required, but missing"),
+    (["serve", "rollout", "--model", "m", "--learner", "1.2.3.4:5"], "headrace: learner=1.2.3.4:5 without rewards"),
+    (["serve", "rollout", "--model", "m", "--set", "dtypo=x"], "headrace: dtypo: unknown key (value 'x')"),
+    (["serve", "rollout", "--model", "m", "--set", "dtype"], "headrace: --set dtype: must be KEY=VALUE"),
+    (["serve", "reward", "--scorer", "last_number"], "headrace: --scorer last_number: must be NAME=USE"),
+    (["serve", "reward"], "headrace: scorers: "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_is_exit_code_2_and_says_what_is_wrong(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(message)
+    assert all(line.startswith("headrace: ") for line in result.stderr.splitlines())
+
+
+def test_a_mistake_in_a_real_process_leaves_no_traceback(tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, "-m", "deploy.cli", "validate", "absent.yaml"], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "headrace: absent.yaml: cannot be read: No such file or directory; give the path of a YAML file\n"
+
+
+def test_the_command_line_starts_without_heavy_libraries() -> None:
+    code = "import sys, deploy.cli; print(sorted({'torch', 'vllm', 'transformers', 'grpc', 'numpy'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ran.stdout == "[]\n"
+
+
+def test_a_valid_file_is_summed_up_and_its_plan_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, ["validate", "deploy/templates/cpu.yaml"])
+    assert (result.exit_code, result.output) == (0, "deploy/templates/cpu.yaml: valid; 1 rollout, 1 reward, 1 trainer ranks\n")
+    result = CliRunner().invoke(app, ["launch", "deploy/templates/cpu.yaml", "--dry-run", "--set", "rollout.replicas=3"])
+    assert json.loads(result.output)["processes"] == ["learner", "rollout-0", "rollout-1", "rollout-2", "reward-0"]
+
+
+def test_values_of_set_are_yaml_and_exponents_are_numbers() -> None:
+    assert parse_sets(["a.b=1e-5", "c=true", "d=[1, 2]", "e=x:y"]) == {"a.b": 1e-5, "c": True, "d": [1, 2], "e": "x:y"}
+
+
+def test_flags_go_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "reward.yaml"
+    file.write_text("workers: 2\nscorers: [{name: a, use: exact}]\n")
+    config = resolve("reward_server", file, {"workers": 3, "address": None, "scorers": []}, ["max_pending=7"]).model_dump()
+    assert (config["workers"], config["max_pending"], config["scorers"][0]["use"]) == (3, 7, "exact")
+
+
+def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "reward.yaml"
+    file.write_text("scorers: []\n")
+    with pytest.raises(Mistakes, match=f"{file}: scorers: "):
+        resolve("reward_server", file, {}, [])
+
+
+def test_a_scorer_flag_may_name_a_function() -> None:
+    assert parse_scorers(["mine=package.module:score"]) == [{"name": "mine", "use": "package.module:score"}]
