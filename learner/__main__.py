@@ -1,0 +1,27 @@
+"""The learner: `python -m learner --config FILE`. Gateway and trainer ranks as children, kept running until the run is finished."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from learner.process import complain, log_to_stderr, read_config
+from learner.supervisor import Supervisor, prepare
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m learner", description="Runs one learner: its gateway and its trainer ranks.", epilog="example: python -m learner --config learner.yaml")
+    parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of LearnerConfig")
+    arguments = parser.parse_args()
+    log_to_stderr()
+    try:
+        config, resolved = prepare(read_config(arguments.config))
+    except ValueError as error:
+        return complain(str(error))
+    return asyncio.run(Supervisor(config, resolved).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

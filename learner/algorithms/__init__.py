@@ -1,0 +1,1 @@
+"""The learning mathematics: pure functions of tensors (docs/algorithms.md)."""

@@ -1,0 +1,205 @@
+"""Keeps one gateway and N trainer ranks running until the run is finished.
+
+    supervisor ──▶ gateway                  restarted alone; the ranks wait for it
+               └─▶ rank 0 .. rank N-1       restarted all together, from the newest cut, as a new incarnation
+
+Consumes: exits of children, SIGTERM and SIGINT. Produces: children. Waits for: one of them. Unblocked by: any exit, any signal.
+A child that ends with USER_MISTAKE ends everything; a child that keeps failing is given up after MAX_FAILURES in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from learner.config import LearnerConfig
+from learner.process import USER_MISTAKE, complain
+
+_LOG = logging.getLogger("headrace.learner.supervisor")
+MAX_FAILURES = 5
+HEALTHY_S = 60.0  # a child that lived this long has not failed in a row
+LEAVE_GRACE_S = 60.0  # for ranks told to stop: a step, a snapshot and a cut
+STOP_GRACE_S = 10.0
+
+
+def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
+    """Makes the run folder with the resolved configuration in it; the configuration and that file.
+
+    Port 0 becomes a free port, which a restarted gateway takes again. Raises ValueError when the folder cannot be made.
+    """
+    host, _, port = config.address.rpartition(":")
+    if not port.isdigit():
+        raise ValueError(f"address: {config.address!r} must be host:port, for instance 127.0.0.1:7430")
+    config = config.model_copy(update={"address": f"{host}:{port if int(port) else _free_port()}", "run_dir": config.run_dir.resolve()})
+    resolved = config.run_dir / "resolved" / "learner.json"
+    try:
+        for name in ("resolved", "logs", "checkpoints"):
+            (config.run_dir / name).mkdir(parents=True, exist_ok=True)
+        (config.run_dir / "gateway.address").unlink(missing_ok=True)
+        resolved.write_text(config.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"run_dir: {config.run_dir} cannot be used: {error}; choose a folder that can be written") from None
+    return config, resolved
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+class Child:
+    """One process with a log file. Example: `child = Child("gateway", [...], log)`, `await child.start()`, `await child.wait()`."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+        self.name, self._arguments, self._log = name, arguments, log
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
+        self.started = 0.0
+
+    async def start(self) -> None:
+        with self._log.open("ab") as output:
+            self._log_start = output.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", *self._arguments, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self.started = time.monotonic()
+
+    async def wait(self) -> int:
+        """Its exit code; negative: the signal that killed it."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def end(self, grace_s: float) -> int:
+        """SIGTERM, and SIGKILL after the grace; its exit code."""
+        self.signal(signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(self.wait(), grace_s)
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            return await self.wait()
+
+    def complaint(self) -> str:
+        """Its lines `headrace: ...` since the last start, without the prefix; else its last line."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        said = [line.removeprefix("headrace: ") for line in lines if line.startswith("headrace: ")]
+        return "\n".join(said or lines[-1:])
+
+
+class _Patience:
+    """Counts failures in a row and waits longer after each."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0
+
+    async def after(self, lived_s: float) -> bool:
+        """Waits before the next start; False: no more."""
+        self.num_failures = 1 if lived_s >= HEALTHY_S else self.num_failures + 1
+        if self.num_failures > MAX_FAILURES:
+            return False
+        await asyncio.sleep(min(5.0, 0.1 * 3 ** (self.num_failures - 1)))
+        return True
+
+
+class Supervisor:
+    """Runs until the run is finished, cannot go on, or was told to stop. Example: `code = await Supervisor(config, resolved).run()`"""
+
+    def __init__(self, config: LearnerConfig, resolved: Path) -> None:
+        self._config, self._resolved = config, resolved
+        self._gateway = self._child("gateway", "learner.gateway", [])
+        self._ranks: list[Child] = []
+        self._stopping = asyncio.Event()
+
+    def _child(self, name: str, module: str, extra: list[str]) -> Child:
+        return Child(name, [module, "--config", str(self._resolved), *extra], self._config.run_dir / "logs" / f"{name}.log")
+
+    async def run(self) -> int:
+        """Exit code: 0 finished or told to stop, 2 a user's mistake, 1 given up."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        gateway, ranks = asyncio.create_task(self._keep_gateway()), asyncio.create_task(self._keep_ranks())
+        try:
+            await asyncio.wait({gateway, ranks}, return_when=asyncio.FIRST_COMPLETED)
+            return ranks.result() if ranks.done() else gateway.result()
+        finally:
+            for task in (gateway, ranks):
+                task.cancel()
+            await asyncio.gather(gateway, ranks, return_exceptions=True)
+            await asyncio.gather(*(child.end(0.0) for child in self._ranks if child.started))
+            await self._gateway.end(STOP_GRACE_S)
+
+    async def _keep_gateway(self) -> int:
+        """Starts the gateway again whenever it ends; returns only when it must not be. Also while ranks leave: they need it for their cut."""
+        patience = _Patience()
+        while True:
+            await self._gateway.start()
+            code = await self._gateway.wait()
+            _LOG.warning("the gateway ended with %d", code)
+            if code == USER_MISTAKE:
+                return complain(self._gateway.complaint())
+            if not await patience.after(time.monotonic() - self._gateway.started):
+                complain(f"the gateway failed {MAX_FAILURES + 1} times in a row, last with code {code}: {self._gateway.complaint()}")
+                return 1
+
+    async def _keep_ranks(self) -> int:
+        patience = _Patience()
+        while True:
+            codes = await self._one_incarnation()
+            if USER_MISTAKE in codes:
+                return complain(self._ranks[codes.index(USER_MISTAKE)].complaint())
+            if not any(codes) or self._stopping.is_set():
+                return 0
+            _LOG.warning("trainer ranks ended with %s; starting all of them again", codes)
+            if not await patience.after(time.monotonic() - self._ranks[0].started):
+                failed = next(i for i, code in enumerate(codes) if code)
+                complain(f"the trainer failed {MAX_FAILURES + 1} times in a row, last rank {failed} with code {codes[failed]}: {self._ranks[failed].complaint()}")
+                return 1
+
+    async def _one_incarnation(self) -> list[int]:
+        """All ranks from their start to the end of the last one; their exit codes, of those killed for another's sake 0."""
+        folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+        count = self._config.trainer.ranks
+        shared = ["--world-size", str(count), "--incarnation", str(time.time_ns()), "--rendezvous", f"file://{folder / 'rendezvous'}", "--parent", str(os.getpid())]
+        self._ranks = [self._child(f"trainer-{rank}", "learner.trainer", ["--rank", str(rank), *shared]) for rank in range(count)]
+        try:
+            for rank in self._ranks:
+                await rank.start()
+            return await self._until_ended()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _until_ended(self) -> list[int]:
+        waits = [asyncio.create_task(rank.wait()) for rank in self._ranks]
+        stop = asyncio.create_task(self._stopping.wait())
+        pending = set(waits)
+        while pending and not any(task.done() and task.result() for task in waits):
+            if self._stopping.is_set():
+                await self._ask_to_leave(waits)
+                break
+            await asyncio.wait({*pending, stop}, return_when=asyncio.FIRST_COMPLETED)
+            pending = {task for task in waits if not task.done()}
+        stop.cancel()
+        first = [task.result() if task.done() else 0 for task in waits]
+        await asyncio.gather(*(rank.end(0.0) for rank in self._ranks))
+        return first
+
+    async def _ask_to_leave(self, waits: list[asyncio.Task[int]]) -> None:
+        _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", LEAVE_GRACE_S)
+        for rank in self._ranks:
+            rank.signal(signal.SIGTERM)
+        await asyncio.wait(waits, timeout=LEAVE_GRACE_S)

@@ -1,0 +1,157 @@
+"""One trainer rank: `python -m learner.trainer --config RESOLVED.json --rank R --world-size N --incarnation NS --rendezvous WHERE`.
+
+Without --rank it reads torchrun's environment. Ends with 0 when the run is finished or it was told to stop, 2 when starting
+again would not help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from learner.config import LearnerConfig
+from learner.process import complain, die_with_parent, log_to_stderr, read_config
+from learner.trainer.checkpoint import Saver, restore
+from learner.trainer.clock import Clock
+from learner.trainer.export import export
+from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
+from learner.trainer.loop import End, Parts, run
+from learner.trainer.model import load_policy
+from learner.trainer.optimizer import Optimizer
+from learner.trainer.publish import Publisher
+from learner.trainer.record import Recorder
+from learner.trainer.world import Place, World, joined, resolve_device
+from learner.weights.push import Pusher, store_host
+from learner.weights.snapshot import SnapshotWriter, snapshot_root
+from protos.identity import resolve_model
+
+_LOG = logging.getLogger("headrace.learner.trainer")
+_LAST_PUSH_S = 60.0  # how long a finished run waits for its last version to reach the replicas
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.parent:
+        die_with_parent(arguments.parent)
+    log_to_stderr()
+    try:
+        config = read_config(arguments.config)
+        place = _place(arguments)
+        device = resolve_device(config.trainer.device, place.rank)
+        model_dir = resolve_model(config.model)
+    except ValueError as error:
+        return complain(str(error))
+    if config.trainer.threads:
+        torch.set_num_threads(config.trainer.threads)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        with joined(place, device) as world:
+            return _work(config, world, model_dir, stop)
+    except RunFailed as error:
+        return complain(f"the run cannot go on: {error}")
+    except Superseded as error:
+        _LOG.error("a newer trainer is on duty: %s", error)
+        return 1
+    except Leave as error:
+        _LOG.info("leaving: %s", error)
+        return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m learner.trainer")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--world-size", type=int)
+    parser.add_argument("--incarnation", type=int)
+    parser.add_argument("--rendezvous", default="")
+    parser.add_argument("--parent", type=int, default=0, help="process to die with")
+    return parser.parse_args()
+
+
+def _place(arguments: argparse.Namespace) -> Place:
+    if arguments.rank is None:
+        return Place.from_environment()
+    return Place(rank=arguments.rank, size=arguments.world_size or 1, rendezvous=arguments.rendezvous, incarnation=arguments.incarnation)
+
+
+def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
+    """host:port that the gateway wrote once it was bound. Raises TimeoutError when it does not come."""
+    end = time.monotonic() + limit_s
+    path = run_dir / "gateway.address"
+    while time.monotonic() < end:
+        if path.is_file():
+            return path.read_text().strip()
+        time.sleep(0.1)
+    raise TimeoutError(f"no gateway wrote {path} within {limit_s} s")
+
+
+def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.Event) -> int:
+    """Sets everything up, trains, and ends in good order."""
+    try:
+        policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
+        optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
+    except ValueError as error:
+        return complain(str(error))
+    address = gateway_address(config.run_dir)
+    feed = Feed(address, incarnation=world.incarnation, rank=world.rank)
+    registration = feed.register(world.size)
+    torch.manual_seed(config.seed + world.rank)
+    if registration.cut_dir:
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer)
+        if restored != registration.policy_step:
+            raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
+    writer = SnapshotWriter(
+        policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
+    )
+    pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address))
+    parts = Parts(
+        config=config,
+        feed=feed,
+        policy=policy,
+        optimizer=optimizer,
+        publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
+        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=(config.algorithm.clip_low, config.algorithm.clip_high)),
+        clock=Clock(),
+        stop=stop,
+    )
+    _LOG.info("rank %d of %d on %s starts from step %d (%s)", world.rank, world.size, world.device, registration.policy_step, registration.cut_dir or model_dir)
+    end = run(parts, registration.policy_step)
+    parts.saver.wait()
+    _finish(parts, end, model_dir)
+    writer.close()
+    pusher.close(timeout_s=5.0)
+    feed.close()
+    return 0
+
+
+def _finish(parts: Parts, end: End, model_dir: Path) -> None:
+    """Of a finished run: the last version reaches the replicas, rank 0 writes the model and closes the account."""
+    if not end.finished:
+        _LOG.info("told to stop: leaving after step %d", end.published.policy_step)
+        return
+    if not parts.publisher.pusher.wait_idle(_LAST_PUSH_S):
+        _LOG.warning("version %d was still being pushed after %.0f s", end.published.version, _LAST_PUSH_S)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        export(snapshot_dir=end.published.snapshot.folder, model_dir=model_dir, out_dir=parts.config.run_dir / "model")
+        parts.feed.finish_run()
+    _LOG.info("finished after step %d", end.published.policy_step)
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a push that hangs in a collective must not keep a finished rank alive

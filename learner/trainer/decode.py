@@ -1,0 +1,126 @@
+"""Wire to the trainer's own types, with every check that the mathematics relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from learner.trainer.samples import Sample
+from learner.trainer.table import Entry
+from protos import arrays
+from protos.learner.v1alpha1 import feed_pb2
+from protos.trajectory.v1alpha1 import trajectory_pb2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stats:
+    """Numbers about the data path since the batch before; names as in feed.proto.
+
+    Example: Stats(trainer_wait_s=0.2, replica_idle_share=0.01, num_open=9, num_waiting=3, oldest_open_s=4.0, num_dropped={"unusable": 1},
+    num_leased=90, num_trained=80, num_generated_tokens=5120, num_replicas=2, tokens_by_staleness={0: 100, 1: 412})
+    """
+
+    trainer_wait_s: float
+    replica_idle_share: float
+    num_open: int
+    num_waiting: int
+    oldest_open_s: float
+    num_dropped: dict[str, int]
+    num_leased: int
+    num_trained: int
+    num_generated_tokens: int
+    num_replicas: int
+    tokens_by_staleness: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """The batch of one policy step as one rank sees it. Example: Batch(policy_step=3, table=(...), samples=(...), stats=Stats(...))"""
+
+    policy_step: int
+    table: tuple[Entry, ...]  # every sample of the batch
+    samples: tuple[Sample, ...]  # the usable ones that this rank owns
+    stats: Stats
+
+
+def decode_entry(row: feed_pb2.TableRow) -> Entry:
+    """Raises ValueError when a usable row's reward is not finite."""
+    if row.usable and not np.isfinite(row.reward):
+        raise ValueError(f"table row ({row.group_id}, {row.sample_index}) is usable but its reward is {row.reward}; a sample without a finite reward must be unusable")
+    return Entry(
+        group_id=row.group_id,
+        sample_index=row.sample_index,
+        reward=row.reward,
+        usable=row.usable,
+        unusable_reason=row.unusable_reason,
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_completion_tokens=row.num_completion_tokens,
+        num_trained_tokens=row.num_trained_tokens,
+        staleness=row.staleness,
+        owner=row.owner,
+        truncated=row.truncated,
+        num_versions=row.num_versions,
+        reward_parts=dict(row.reward_parts),
+    )
+
+
+def decode_stats(stats: feed_pb2.FeedStats) -> Stats:
+    return Stats(
+        trainer_wait_s=stats.trainer_wait_s,
+        replica_idle_share=stats.replica_idle_share,
+        num_open=stats.num_open,
+        num_waiting=stats.num_waiting,
+        oldest_open_s=stats.oldest_open_s,
+        num_dropped=dict(stats.num_dropped),
+        num_leased=stats.num_leased,
+        num_trained=stats.num_trained,
+        num_generated_tokens=stats.num_generated_tokens,
+        num_replicas=stats.num_replicas,
+        tokens_by_staleness=dict(stats.tokens_by_staleness),
+    )
+
+
+def decode_sample(message: trajectory_pb2.Trajectory) -> Sample:
+    """Raises ValueError when arrays disagree in length or a trained token's log-prob is not finite."""
+    completion = _ids(message.completion_ids)
+    mask = arrays.unpack(message.loss_mask) if message.loss_mask.data else np.ones(len(completion), dtype=np.uint8)
+    return Sample(
+        group_id=message.group_id,
+        sample_index=message.sample_index,
+        prompt_ids=torch.from_numpy(_ids(message.prompt_ids)),
+        completion_ids=torch.from_numpy(completion),
+        behaviour=_floats(arrays.unpack(message.logprobs)),
+        loss_mask=torch.from_numpy(mask.astype(np.bool_)),
+        text=message.text,
+        versions=tuple(span.version for span in message.spans),
+    )
+
+
+def _ids(array: trajectory_pb2.PackedArray) -> npt.NDArray[np.int64]:
+    return arrays.unpack(array).astype(np.int64)
+
+
+def _floats(values: npt.NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def checked_batch(header: feed_pb2.BatchHeader, rows: Sequence[trajectory_pb2.Trajectory], *, rank: int) -> Batch:
+    """A rank's batch. Raises ValueError when the rows are not exactly the usable ones of the table that this rank owns, or a
+    row has another number of tokens than its table entry says."""
+    table = tuple(decode_entry(row) for row in header.table)
+    owned = {entry.id: entry for entry in table if entry.owner == rank and entry.usable}
+    samples = tuple(sample for sample in (decode_sample(row) for row in rows if not row.unusable_reason) if (sample.group_id, sample.sample_index) in owned)
+    held = {(sample.group_id, sample.sample_index): sample for sample in samples}
+    if held.keys() != owned.keys() or len(samples) != len(held):
+        raise ValueError(f"batch of step {header.policy_step}: rank {rank} owns {len(owned)} usable samples but got {len(samples)}; missing {sorted(owned.keys() - held.keys())[:5]}")
+    for key, sample in held.items():
+        entry = owned[key]
+        said, got = (entry.num_prompt_tokens, entry.num_completion_tokens, entry.num_trained_tokens), (sample.prompt_ids.numel(), sample.completion_ids.numel(), sample.num_trained_tokens)
+        if said != got:
+            raise ValueError(f"sample {key}: the table says {said} prompt, completion and trained tokens, its payload has {got}")
+    return Batch(policy_step=header.policy_step, table=table, samples=samples, stats=decode_stats(header.stats))

@@ -1,0 +1,146 @@
+"""Hugging Face folder to a sharded model: architecture on meta, then each rank's own rows straight from the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def build_on_meta(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The architecture of folder/config.json with parameters on meta and buffers computed, on the CPU.
+
+    Buffers are not in any file; made on meta they would be garbage after materialisation, so only parameters go there.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    with _parameters_on_meta():
+        return cast(nn.Module, AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa"))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def load_weights(model: nn.Module, folder: Path, device: torch.device) -> None:
+    """Materialises a (sharded) meta model on device and fills every parameter and persistent buffer from folder/*.safetensors.
+
+    A tied head is one tensor. Raises ValueError naming tensors that the files lack, have beyond the model, have in another
+    shape, or hold twice with different values.
+    """
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    model.tie_weights()  # type: ignore[operator]
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    parameters = dict(model.named_parameters())
+    with WeightFiles(folder) as files:
+        aliases = _aliases(model, parameters)
+        persistent = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters and name not in aliases}
+        _compare_names(set(parameters) | set(persistent), set(aliases), files.names(), folder)
+        for name, tensor in [*parameters.items(), *persistent.items()]:
+            _fill(tensor.detach(), files, name)
+        for alias, name in aliases.items():
+            if alias in files.names():
+                _require_equal(parameters[name].detach(), files, alias, name)
+
+
+def _aliases(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, str]:
+    """Other names of parameters that are tied, alias to the name that named_parameters gives."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    every = dict(model.named_parameters(remove_duplicate=False))
+    return {alias: names[id(parameter)] for alias, parameter in every.items() if alias not in parameters}
+
+
+def _compare_names(needed: set[str], optional: set[str], held: set[str], folder: Path) -> None:
+    missing, extra = sorted(needed - held), sorted(held - needed - optional)
+    extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]  # old files hold this computed buffer
+    if missing or extra:
+        raise ValueError(f"{folder} does not fit its config.json: {len(missing)} tensors missing ({', '.join(missing[:5])}), {len(extra)} unknown ({', '.join(extra[:5])}); use a folder whose files match its architecture")
+
+
+class WeightFiles:
+    """All tensors of a folder's safetensors files by name, read lazily.
+
+    Example: `with WeightFiles(folder) as files: rows = files.rows("lm_head.weight", 0, 10)`
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ValueError when the folder holds no safetensors."""
+        index = folder / "model.safetensors.index.json"
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [p.name for p in sorted(folder.glob("*.safetensors"))]
+        if not names:
+            raise ValueError(f"no *.safetensors in {folder}; convert the model to safetensors first")
+        self._handles = [safe_open(folder / name, framework="pt") for name in names]  # type: ignore[no-untyped-call]
+        self._where: dict[str, Any] = {}
+
+    def __enter__(self) -> WeightFiles:
+        for handle in self._handles:
+            handle.__enter__()
+            self._where.update(dict.fromkeys(handle.keys(), handle))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.__exit__(*error)
+
+    def names(self) -> set[str]:
+        return set(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._where[name].get_slice(name).get_shape())
+
+    def block(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """The part of a tensor that starts at offset and has this shape."""
+        if not shape:
+            return cast(Tensor, self._where[name].get_tensor(name))
+        slices = tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
+        return cast(Tensor, self._where[name].get_slice(name)[slices])
+
+
+def _own_block(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """This rank's part of a tensor, and where it starts in the whole."""
+    if not isinstance(tensor, DTensor):
+        return tensor, (0,) * tensor.dim()
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(offset)
+
+
+def _fill(tensor: Tensor, files: WeightFiles, name: str) -> None:
+    _read_own(tensor, files, name, lambda local, block: local.copy_(block))
+
+
+def _require_equal(tensor: Tensor, files: WeightFiles, alias: str, name: str) -> None:
+    def compare(local: Tensor, block: Tensor) -> None:
+        if not torch.equal(local, block.to(local.device, local.dtype)):
+            raise ValueError(f"config.json ties {alias} to {name}, but the files hold different values for the two; set tie_word_embeddings=false or remove one of them")
+
+    _read_own(tensor, files, alias, compare)
+
+
+def _read_own(tensor: Tensor, files: WeightFiles, name: str, use: Callable[[Tensor, Tensor], object]) -> None:
+    if files.shape(name) != tuple(tensor.shape):
+        raise ValueError(f"tensor {name} has shape {list(files.shape(name))} in the files and {list(tensor.shape)} in the model; use a folder whose files match its config.json")
+    local, offset = _own_block(tensor)
+    if local.numel():
+        use(local, files.block(name, offset, tuple(local.shape)))

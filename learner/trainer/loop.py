@@ -1,0 +1,83 @@
+"""The training loop of one rank: take, train, publish, perhaps save."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from learner.config import LearnerConfig
+from learner.trainer import table
+from learner.trainer.checkpoint import Saver
+from learner.trainer.clock import Clock
+from learner.trainer.feed import Feed
+from learner.trainer.model import Policy
+from learner.trainer.optimizer import Optimizer
+from learner.trainer.publish import Published, Publisher
+from learner.trainer.record import Recorder
+from learner.trainer.update import train_step
+from protos import faultpoints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What the loop works with, made in __main__ (or by a test)."""
+
+    config: LearnerConfig
+    feed: Feed
+    policy: Policy
+    optimizer: Optimizer
+    publisher: Publisher
+    saver: Saver
+    recorder: Recorder  # writes on rank 0 only
+    clock: Clock
+    stop: threading.Event  # set by a signal: end after the running step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How the loop ended. Example: End(published=Published(...), finished=True)"""
+
+    published: Published  # the last one
+    finished: bool  # the run is over; False: told to stop, to be continued from the cut
+
+
+def run(parts: Parts, step: int) -> End:
+    """Trains from policy step `step` until there is no batch any more or a rank was told to stop. Collective."""
+    config, clock, leaving = parts.config, parts.clock, False
+    shuffle_seed = config.seed if config.control == "shuffled_rewards" else None
+    published = parts.publisher.publish(step, will_save=False)
+    while not leaving:
+        with clock.time("wait"):
+            batch = parts.feed.take_batch(step, stop=parts.stop)
+        if batch is None:
+            return End(published=published, finished=True)
+        with clock.time("train"):
+            minibatches = table.cut(batch.table, num_minibatches=config.optimizer.minibatches, normalize=config.algorithm.normalize, shuffle_seed=shuffle_seed)
+            result = train_step(
+                parts.policy, parts.optimizer, batch.samples, minibatches, algorithm=config.algorithm, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix
+            )
+        faultpoints.point("trainer_update")
+        step, leaving = step + 1, any_rank(parts.stop.is_set())
+        will_save = leaving or save_is_due(step, every_steps=config.checkpoint.every_steps, last_step=config.steps)
+        with clock.time("snapshot"):
+            published = parts.publisher.publish(step, will_save=will_save)
+        if will_save:
+            with clock.time("save"):
+                parts.saver.start(step)
+        parts.recorder.step(batch, result, published, parts.saver.report, parts.publisher.pusher.metrics(), clock.take())
+    return End(published=published, finished=False)
+
+
+def save_is_due(step: int, *, every_steps: int | None, last_step: int) -> bool:
+    """Whether a cut of this policy step is saved: every `every_steps` steps (None: never in between) and at the last step."""
+    return step == last_step or (every_steps is not None and step % every_steps == 0)
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is set on any rank; the same answer on all. Collective."""
+    tensor = torch.tensor(int(flag))
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return bool(tensor)

@@ -1,0 +1,85 @@
+"""What a step's numbers are called and how they are made from its batch and its updates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.algorithms.mismatch import mismatch_summary
+from learner.trainer.decode import Batch
+from learner.trainer.table import Entry, zero_signal_share
+from learner.trainer.update import StepResult
+
+
+def summary_of_batch(batch: Batch) -> dict[str, Any]:
+    """Rewards of usable samples, lengths of all (masked or not), staleness, drops and balance."""
+    usable = [entry for entry in batch.table if entry.usable]
+    rewards = np.array([entry.reward for entry in usable])
+    lengths = np.array([entry.num_completion_tokens for entry in batch.table])
+    stats = batch.stats
+    return {
+        "reward_mean": _mean(rewards),
+        "reward_std": float(rewards.std()) if rewards.size else 0.0,
+        "reward_parts": _part_means(usable),
+        "num_samples": len(batch.table),
+        "num_usable": len(usable),
+        "unusable": dict(Counter(entry.unusable_reason for entry in batch.table if not entry.usable)),
+        "completion_tokens_mean": _mean(lengths),
+        "completion_tokens_min": int(lengths.min(initial=0)) if not lengths.size else int(lengths.min()),
+        "completion_tokens_max": int(lengths.max(initial=0)),
+        "prompt_tokens_mean": _mean(np.array([entry.num_prompt_tokens for entry in batch.table])),
+        "truncated_share": _mean(np.array([entry.truncated for entry in batch.table], dtype=float)),
+        "trained_tokens": sum(entry.num_trained_tokens for entry in usable),
+        "generated_tokens": stats.num_generated_tokens,
+        "zero_signal_share": zero_signal_share(batch.table),
+        "staleness": {str(steps): tokens for steps, tokens in sorted(stats.tokens_by_staleness.items())},
+        "staleness_max": max((entry.staleness for entry in batch.table), default=0),
+        "mixed_version_samples": sum(entry.num_versions > 1 for entry in batch.table),
+        "dropped": stats.num_dropped,
+        "leased_groups": stats.num_leased,
+        "trained_groups": stats.num_trained,
+        "open_groups": stats.num_open,
+        "waiting_groups": stats.num_waiting,
+        "oldest_open_s": stats.oldest_open_s,
+        "num_replicas": stats.num_replicas,
+        "replica_idle_share": stats.replica_idle_share,
+        "gateway_wait_s": stats.trainer_wait_s,
+    }
+
+
+def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) -> dict[str, Any]:
+    """Loss, norm, clipping, ratio, mismatch and entropy. Only tokens that were computed count: those of samples with an advantage."""
+    num_targets = result.sums.get("targets", 0.0)
+    share = {name: result.sums.get(name, 0.0) / num_targets if num_targets else 0.0 for name in ("clipped_high", "clipped_low", "clipped_dual", "ratio", "neg_logprob")}
+    mismatch = mismatch_summary(result.log_ratio, clip_low=clip_low, clip_high=clip_high)
+    return {
+        "loss": result.loss,
+        "grad_norm": max((update.grad_norm for update in result.updates), default=0.0),
+        "lr": result.updates[-1].lr if result.updates else 0.0,
+        "num_updates": sum(not update.skipped for update in result.updates),
+        "skipped_updates": sum(update.skipped for update in result.updates),
+        "no_signal": not result.updates,
+        "clip_fraction": share["clipped_high"] + share["clipped_low"] + share["clipped_dual"],
+        "clip_fraction_high": share["clipped_high"],
+        "clip_fraction_low": share["clipped_low"],
+        "clip_fraction_dual": share["clipped_dual"],
+        "ratio_mean": share["ratio"],
+        "entropy_estimate": share["neg_logprob"],
+        "computed_tokens": int(num_targets),
+        "input_tokens": int(result.sums.get("input_tokens", 0.0)),
+        "mismatch": {name: float(value) for name, value in mismatch.items()},
+        "mismatch_kl": float(mismatch["kl_k3"]) if mismatch else 0.0,
+    }
+
+
+def _mean(values: np.ndarray[Any, Any]) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+def _part_means(usable: Sequence[Entry]) -> dict[str, float]:
+    """Mean of each named part over the samples that have it."""
+    names = sorted({name for entry in usable for name in entry.reward_parts})
+    return {name: _mean(np.array([entry.reward_parts[name] for entry in usable if name in entry.reward_parts])) for name in names}

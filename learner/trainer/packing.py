@@ -1,0 +1,162 @@
+"""Samples of one rank into packed rows, the prompt of a group computed once for its samples in a row.
+
+A row is a concatenation of documents. A document is one prompt and the completions (branches) that follow from it:
+
+    ids       p p p | a a . | b b b .        (the last token of a completion predicts nothing and is left out)
+    position  0 1 2   3 4     3 4 5
+    branch    - - -   0 0     1 1 1
+    document  0 0 0   0 0     0 0 0
+
+The prompt's last token predicts the first token of every branch. Targets are explicit (row index, token id) pairs, so
+nothing is ever shifted across a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from learner.trainer.mask import PROMPT
+from learner.trainer.samples import Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedSample:
+    """A sample with its advantage. Example: WeightedSample(sample=s, advantage=1.73)"""
+
+    sample: Sample
+    advantage: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One packed row of `length` input tokens and `num_targets` tokens to train on.
+
+    Example: prompt [5, 6], completions [7, 2] and [8]: ids [5, 6, 7], position [0, 1, 2], branch [-1, -1, 0],
+    query [1, 2, 1], target [7, 2, 8].
+    """
+
+    ids: Tensor  # int64 [length]
+    position: Tensor  # int64 [length], restarts at each document, continues after the prompt in each branch
+    document: Tensor  # int64 [length]
+    branch: Tensor  # int64 [length], PROMPT for prompt tokens, distinct over the row
+    query: Tensor  # int64 [num_targets], row index whose output predicts the target
+    target: Tensor  # int64 [num_targets], token ids
+    behaviour: Tensor  # float32 [num_targets]
+    advantage: Tensor  # float32 [num_targets]
+    sequence_tokens: Tensor  # int64 [num_targets], trained tokens of the sample that the target belongs to
+
+    @property
+    def num_targets(self) -> int:
+        return self.target.numel()
+
+    def to(self, device: torch.device) -> Row:
+        """The same row on a device."""
+        return Row(**{field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Document:
+    """A prompt and some of its group's samples."""
+
+    samples: tuple[WeightedSample, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        prompt = self.samples[0].sample.prompt_ids.numel()
+        return prompt + sum(weighted.sample.completion_ids.numel() - 1 for weighted in self.samples)
+
+
+def pack(samples: Sequence[WeightedSample], *, row_tokens: int, share_prefix: bool) -> list[Row]:
+    """Rows of at most row_tokens input tokens; a single sample longer than that gets a row of its own, whole.
+
+    Samples without a trained token make no row. First fit, longest document first, ties in the order given, so the result
+    depends on nothing else. Raises ValueError when samples of one group have different prompts and share_prefix is on.
+    """
+    documents = _documents([w for w in samples if w.sample.num_trained_tokens], row_tokens, share_prefix)
+    bins: list[list[_Document]] = []
+    free: list[int] = []
+    for document in sorted(documents, key=lambda d: -d.num_tokens):
+        fitting = (i for i, room in enumerate(free) if room >= document.num_tokens)
+        index = next(fitting, None)
+        if index is None:
+            bins.append([document])
+            free.append(row_tokens - document.num_tokens)
+        else:
+            bins[index].append(document)
+            free[index] -= document.num_tokens
+    return [_row(content) for content in bins]
+
+
+def _documents(samples: Sequence[WeightedSample], row_tokens: int, share_prefix: bool) -> list[_Document]:
+    """One document a sample, or groups cut into as few documents as the budget allows."""
+    if not share_prefix:
+        return [_Document(samples=(weighted,)) for weighted in samples]
+    groups: dict[str, list[WeightedSample]] = {}
+    for weighted in samples:
+        groups.setdefault(weighted.sample.group_id, []).append(weighted)
+    return [document for members in groups.values() for document in _split(members, row_tokens)]
+
+
+def _split(members: list[WeightedSample], row_tokens: int) -> list[_Document]:
+    first = members[0].sample
+    documents: list[_Document] = []
+    taken: list[WeightedSample] = []
+    for weighted in members:
+        if not torch.equal(weighted.sample.prompt_ids, first.prompt_ids):
+            raise ValueError(f"samples {first.sample_index} and {weighted.sample.sample_index} of group {first.group_id} have different prompts; set trainer.share_prefix=false for such data")
+        if taken and _Document(samples=(*taken, weighted)).num_tokens > row_tokens:
+            documents.append(_Document(samples=tuple(taken)))
+            taken = []
+        taken.append(weighted)
+    return [*documents, _Document(samples=tuple(taken))]
+
+
+def _row(documents: Sequence[_Document]) -> Row:
+    ids: list[Tensor] = []
+    position: list[Tensor] = []
+    document_ids: list[Tensor] = []
+    branch: list[Tensor] = []
+    targets: list[tuple[Tensor, WeightedSample]] = []
+    length = num_branches = 0
+    for number, document in enumerate(documents):
+        prompt = document.samples[0].sample.prompt_ids
+        prompt_end = length + prompt.numel() - 1
+        segments = [(prompt, 0, PROMPT)]
+        start = length + prompt.numel()
+        for weighted in document.samples:
+            body = weighted.sample.completion_ids[:-1]
+            segments.append((body, prompt.numel(), num_branches))
+            queries = torch.cat([torch.tensor([prompt_end]), torch.arange(start, start + body.numel())])
+            targets.append((queries, weighted))
+            start += body.numel()
+            num_branches += 1
+        for tokens, first_position, branch_id in segments:
+            ids.append(tokens)
+            position.append(torch.arange(first_position, first_position + tokens.numel()))
+            branch.append(torch.full((tokens.numel(),), branch_id))
+            document_ids.append(torch.full((tokens.numel(),), number))
+        length = start
+    return Row(ids=torch.cat(ids), position=torch.cat(position), document=torch.cat(document_ids), branch=torch.cat(branch), **_targets(targets))
+
+
+def _targets(targets: Sequence[tuple[Tensor, WeightedSample]]) -> dict[str, Tensor]:
+    """The fields of Row that are [num_targets]: trained tokens only."""
+    kept = [(queries, weighted, weighted.sample.loss_mask) for queries, weighted in targets]
+    return {
+        "query": torch.cat([queries[mask] for queries, _, mask in kept]),
+        "target": torch.cat([w.sample.completion_ids[mask] for _, w, mask in kept]),
+        "behaviour": torch.cat([w.sample.behaviour[mask] for _, w, mask in kept]),
+        "advantage": torch.cat([torch.full((int(mask.sum()),), w.advantage) for _, w, mask in kept]),
+        "sequence_tokens": torch.cat([torch.full((int(mask.sum()),), int(mask.sum())) for _, _, mask in kept]),
+    }
+
+
+def dummy_row() -> Row:
+    """One token and nothing to train on: what a rank computes while others have rows left."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    none, none_float = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    return Row(ids=zero, position=zero, document=zero, branch=zero, query=none, target=none, behaviour=none_float, advantage=none_float, sequence_tokens=none)

@@ -1,0 +1,74 @@
+"""One JSON object a step in metrics.jsonl, and a few trajectories a step in samples.jsonl, written by rank 0."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from learner.trainer.checkpoint import SaveReport
+from learner.trainer.decode import Batch
+from learner.trainer.metrics import summary_of_batch, summary_of_result
+from learner.trainer.publish import Published
+from learner.trainer.update import StepResult
+from learner.weights.push import PushMetrics
+
+_SAMPLES_A_STEP = 4
+
+
+class Recorder:
+    """Appends whole lines. Example: `Recorder(run_dir, active=rank == 0, clip=(0.2, 0.28)).step(...)`"""
+
+    def __init__(self, run_dir: Path, *, active: bool, clip: tuple[float, float]) -> None:
+        """active: False on ranks that write nothing. clip: (clip_low, clip_high) of the loss."""
+        self._run_dir, self._active, self._clip = run_dir, active, clip
+
+    def step(self, batch: Batch, result: StepResult, published: Published, saves: SaveReport, push: PushMetrics, seconds: Mapping[str, float]) -> None:
+        """The line of one finished step."""
+        if not self._active:
+            return
+        total_s = max(seconds["total"], 1e-9)
+        line = {
+            "step": published.policy_step,
+            "version": published.version,
+            "lineage": published.lineage,
+            "time_s": time.time(),
+            **summary_of_batch(batch),
+            **summary_of_result(result, clip_low=self._clip[0], clip_high=self._clip[1]),
+            "seconds": {**{name: 0.0 for name in ("wait", "train", "snapshot", "save")}, "push": push.last_seconds, **seconds},
+            "trainer_idle_share": seconds.get("wait", 0.0) / total_s,
+            "trained_tokens_per_s": sum(entry.num_trained_tokens for entry in batch.table if entry.usable) / total_s,
+            "generated_tokens_per_s": batch.stats.num_generated_tokens / total_s,
+            "push": asdict(push),
+            "save": asdict(saves),
+            "checkpoint_failed": saves.num_failed,
+        }
+        self._append("metrics.jsonl", [line])
+        self._append("samples.jsonl", _samples(batch, published.policy_step))
+
+    def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(_plain(line), allow_nan=False) + "\n" for line in lines)
+        with (self._run_dir / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _samples(batch: Batch, step: int) -> list[dict[str, Any]]:
+    rewards = {entry.id: entry for entry in batch.table}
+    chosen = batch.samples[:: max(1, len(batch.samples) // _SAMPLES_A_STEP)][:_SAMPLES_A_STEP]
+    return [
+        {"step": step, "group_id": s.group_id, "sample_index": s.sample_index, "text": s.text, "reward": rewards[s.group_id, s.sample_index].reward, "versions": list(s.versions)}
+        for s in chosen
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON has no word for become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value

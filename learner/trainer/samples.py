@@ -1,0 +1,42 @@
+"""The trainer's own view of a finished sample, free of the wire's types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One trajectory's tensors, on the CPU.
+
+    Example: Sample(group_id="g7", sample_index=0, prompt_ids=tensor([5, 6]), completion_ids=tensor([7, 2]),
+    behaviour=tensor([-0.1, -0.7]), loss_mask=tensor([True, True]), text="seven")
+    """
+
+    group_id: str
+    sample_index: int
+    prompt_ids: Tensor  # int64 [num_prompt_tokens], at least one
+    completion_ids: Tensor  # int64 [num_completion_tokens], at least one
+    behaviour: Tensor  # float32 [num_completion_tokens], log-probs under the distribution sampled from
+    loss_mask: Tensor  # bool [num_completion_tokens], True where the policy drew the token
+    text: str = ""  # for people
+    versions: tuple[int, ...] = ()  # policy versions that drew it, in order; for people
+
+    def __post_init__(self) -> None:
+        num_tokens = self.completion_ids.numel()
+        lengths = {"logprobs": self.behaviour.numel(), "loss_mask": self.loss_mask.numel()}
+        for name, length in lengths.items():
+            if length != num_tokens:
+                raise ValueError(f"sample ({self.group_id}, {self.sample_index}) has {num_tokens} completion ids but {length} {name}; each token needs exactly one")
+        if num_tokens == 0 or self.prompt_ids.numel() == 0:
+            raise ValueError(f"sample ({self.group_id}, {self.sample_index}) has {self.prompt_ids.numel()} prompt and {num_tokens} completion tokens; each needs at least one")
+        if not bool(torch.isfinite(self.behaviour[self.loss_mask]).all()):
+            raise ValueError(f"sample ({self.group_id}, {self.sample_index}) has a log-prob that is not finite; the gateway must mark such a sample unusable")
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Completion tokens with loss mask 1."""
+        return int(self.loss_mask.sum())

@@ -1,0 +1,65 @@
+"""What both the one-rank and the two-rank side of the gradient tests compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.trainer.optimizer import Optimizer, Update
+from learner.trainer.samples import Sample
+from learner.trainer.table import cut
+from learner.trainer.update import StepResult, train_step
+from tests.learner.trainer import rig
+
+
+class Keeping(Optimizer):
+    """Keeps the gradients instead of stepping."""
+
+    gradients: dict[str, Tensor]
+
+    def update(self) -> Update:
+        self.gradients = {name: whole(p.grad) for name, p in self.parameters.items() if p.grad is not None}
+        self.adamw.zero_grad(set_to_none=True)
+        return Update(grad_norm=0.0, lr=0.0, skipped=False)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def owner_by(rule: str, sample: Sample, size: int) -> int:
+    """How samples are dealt to ranks: groups in turn, samples in turn, or all but one to rank 0."""
+    number = int(sample.group_id[1:])
+    return {"groups": number % size, "samples": sample.sample_index % size, "lopsided": min(size - 1, int(number == 2))}[rule]
+
+
+def gradients(
+    mesh: DeviceMesh, folder: Path, dtype: torch.dtype, *, row_tokens: int = 40, share_prefix: bool = True, owner: str = "groups", aggregation: str = "token_mean"
+) -> tuple[dict[str, Tensor], StepResult]:
+    """Whole gradients of one batch of 3 groups of 4."""
+    made = rig.samples(3, 4)
+    policy = rig.policy(folder, mesh, dtype)
+    optimizer = Keeping(policy.causal_lm.named_parameters(), OptimizerConfig())
+    mine = [s for s in made if owner_by(owner, s, mesh.size()) == dist.get_rank()]
+    minibatches = cut(rig.entries(made), num_minibatches=1, normalize=True)
+    algorithm = AlgorithmConfig.model_validate({"aggregation": aggregation})
+    result = train_step(policy, optimizer, mine, minibatches, algorithm=algorithm, row_tokens=row_tokens, share_prefix=share_prefix)
+    return optimizer.gradients, result
+
+
+def on_two_ranks(mesh: DeviceMesh, folders: dict[str, Path], out: Path) -> None:
+    """Writes gradients by case; both ranks must agree on all of them."""
+    results = {}
+    for name, dtype in (("gpt2", torch.float64), ("llama", torch.float32)):
+        for owner in ("groups", "samples", "lopsided"):
+            grads, result = gradients(mesh, folders[name], dtype, owner=owner)
+            results[f"{name} {owner}"] = grads
+            results[f"{name} {owner} loss"] = {"loss": torch.tensor(result.loss, dtype=torch.float64), "log_ratio": result.log_ratio.sort().values}
+    if dist.get_rank() == 0:
+        torch.save(results, out)
