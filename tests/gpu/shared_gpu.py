@@ -1,0 +1,104 @@
+"""One GPU, shared: an FSDP2 rank in bfloat16 and vLLM push and serve side by side. A script, not collected by pytest.
+
+    python3 -m tests.gpu.shared_gpu OUT.json [--hidden 1024 --layers 12]
+
+Starts the three services as a user would, keeps long requests in flight over at least three updates, and has every token's
+log-prob evaluated by another process from the trainer's cuts under its own version (bfloat16, so the bound is on the mean).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from deploy.models import tiny
+from tests.system.clients import Generated, stream_until
+from tests.system.harness import ROOT, Run, running
+
+MEAN_BOUND = 0.03  # nats; 0.007 to 0.027 were measured between vLLM and transformers in bfloat16 with no update at all
+
+
+def load_until(run: Run, num_steps: int, num_streams: int) -> list[Generated]:
+    """Streams of 512 tokens until `num_steps` further steps are over."""
+    stop, done = threading.Event(), []
+    address = run.services["one"].address()
+
+    async def load() -> None:
+        over = asyncio.Event()
+        prompts = [[65 + i % 26, 66, 67 + i // 26] for i in range(num_streams)]
+        streams = asyncio.create_task(stream_until(address, prompts, over, max_new_tokens=512))
+        while not stop.is_set() and not streams.done():
+            await asyncio.sleep(0.05)
+        over.set()
+        done.extend(await streams)
+
+    thread = threading.Thread(target=lambda: asyncio.run(load()))
+    thread.start()
+    try:
+        run.wait_steps(len(run.metrics()) + num_steps, limit_s=240)
+    finally:
+        stop.set()
+        thread.join(120)
+    return done
+
+
+def differences(run: Run, generated: list[Generated]) -> list[float]:
+    step_of = {line["version"]: line["step"] for line in run.metrics()} | {1: 0}
+    samples = [{"prompt": g.prompt, "completion": g.completion, "spans": [[step_of[v], a, b] for v, a, b in g.spans]} for g in generated]
+    question, answer = run.folder / "question.json", run.folder / "answer.json"
+    question.write_text(json.dumps({"model": str(run.model), "checkpoints": str(run.run_dir / "checkpoints"), "dtype": "bfloat16", "samples": samples}))
+    subprocess.run([sys.executable, "-m", "tests.system.fresh", str(question), str(answer), "--device", "cuda"], cwd=ROOT, check=True, timeout=300)
+    fresh = json.loads(answer.read_text())["logprobs"]
+    return [abs(a - b) for g, values in zip(generated, fresh, strict=True) for a, b in zip(g.logprobs, values, strict=True)]
+
+
+def measure(folder: Path, model: Path) -> dict[str, Any]:
+    with running(folder, model) as run:
+        run.start_reward()
+        started = time.monotonic()
+        run.start_learner(
+            groups_per_step=4, sampling={"group_size": 8, "max_new_tokens": 128}, optimizer={"lr": 1e-4}, checkpoint={"every_steps": 1, "keep": 1000},
+            trainer={"device": "cuda", "ranks": 1, "compute_dtype": "bfloat16", "served_dtype": "bfloat16", "threads": 4},
+            push={"collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10}, lease={"silence_s": 20},
+        )
+        run.start_rollout("one", engine="vllm", dtype="bfloat16", max_model_len=1024, max_num_seqs=128, gpu_memory_fraction=0.4, threads=4, env={"OMP_NUM_THREADS": "4"})
+        run.wait_steps(2, limit_s=300)
+        ready_s = time.monotonic() - started
+        generated = load_until(run, num_steps=6, num_streams=16)
+        mixed = [g for g in generated if len(g.spans) > 1]
+        chosen = mixed[:16]
+        off = differences(run, chosen)
+        lines = run.metrics()
+        return {
+            "ready_s": ready_s, "steps": len(lines), "requests": len(generated), "requests_over_updates": len(mixed), "checked_tokens": len(off),
+            "versions_in_one_request_max": max((len(g.spans) for g in generated), default=0), "full_length": all(len(g.completion) == 512 for g in generated),
+            "mean_abs_difference": sum(off) / max(1, len(off)), "max_abs_difference": max(off, default=None), "push": lines[-1]["push"],
+            "mismatch": [line["mismatch"] for line in lines[-3:]], "seconds": lines[-1]["seconds"],
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=12)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = tiny(folder / "model", hidden=args.hidden, layers=args.layers, heads=args.hidden // 64, kv_heads=args.hidden // 128, head_dim=64)
+        result = measure(folder, Path(model))
+    result["passed"] = bool(result["requests_over_updates"]) and result["versions_in_one_request_max"] >= 3 and result["full_length"] and result["mean_abs_difference"] < MEAN_BOUND
+    args.out.write_text(json.dumps(result, indent=1))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Two FSDP2 ranks push to two real vLLM replicas while requests are in flight; what is served is what the trainers' cuts hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.system.clients import Generated, stream_until
+from tests.system.harness import ROOT, Run, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TOLERANCE = 1e-4  # float32 on both sides, different kernels
+
+
+def under_load(run: Run, num_steps: int) -> list[Generated]:
+    """Long streams at both replicas, by plain clients, until `num_steps` steps are over."""
+    stop, done, errors = threading.Event(), [], []
+    addresses = [run.services[name].address() for name in ("one", "two")]
+
+    async def load() -> None:
+        over = asyncio.Event()
+        prompts = [[65 + i, 66, 67 + i] for i in range(3)]
+        streams = [asyncio.create_task(stream_until(address, prompts, over, max_new_tokens=160)) for address in addresses]
+        while not stop.is_set() and not any(task.done() for task in streams):
+            await asyncio.sleep(0.05)
+        over.set()
+        done.extend(item for some in await asyncio.gather(*streams) for item in some)
+
+    def target() -> None:
+        try:
+            asyncio.run(load())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    try:
+        run.wait_steps(len(run.metrics()) + num_steps, limit_s=400)
+    finally:
+        stop.set()
+        thread.join(120)
+    assert not errors, errors
+    return done
+
+
+def evaluated_afresh(run: Run, generated: list[Generated]) -> list[list[float]]:
+    """By another process, from the trainers' checkpoints."""
+    step_of = {line["version"]: line["step"] for line in run.metrics()} | {1: 0}
+    request = {
+        "model": str(run.model), "checkpoints": str(run.run_dir / "checkpoints"), "dtype": "float32",
+        "samples": [{"prompt": g.prompt, "completion": g.completion, "spans": [[step_of[v], a, b] for v, a, b in g.spans]} for g in generated],
+    }
+    question, answer = run.folder / "question.json", run.folder / "answer.json"
+    question.write_text(json.dumps(request))
+    subprocess.run([sys.executable, "-m", "tests.system.fresh", str(question), str(answer)], cwd=ROOT, check=True, timeout=300)
+    return json.loads(answer.read_text())["logprobs"]
+
+
+def test_two_ranks_push_to_two_vllm_replicas_under_load_and_every_token_has_its_versions_log_prob(tmp_path: Path, tiny_model: Path) -> None:
+    with running(tmp_path, tiny_model) as run:
+        calls = tmp_path / "full_tensor.jsonl"
+        run.start_reward()
+        plugins = f"{ROOT / 'tests/system/plugins'}:{ROOT}"
+        run.start_learner(
+            env={"PYTHONPATH": plugins, "HEADRACE_FULL_TENSOR_LOG": str(calls)}, trainer={"ranks": 2}, checkpoint={"every_steps": 1, "keep": 1000},
+            push={"collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10},
+        )
+        for name in ("one", "two"):
+            run.start_rollout(name, engine="vllm", kv_cache_bytes=128 << 20, max_num_seqs=32)
+        run.wait_steps(2, limit_s=240)
+        generated = under_load(run, num_steps=8)
+        lines = run.metrics()
+        pushes = [line["push"] for line in lines]
+        print(json.dumps(pushes[-1], indent=1))
+        assert pushes[-1]["num_pushed"] >= 5
+        assert pushes[-1]["bytes_rooted"] > 0
+        for call in map(json.loads, calls.read_text().splitlines() if calls.exists() else []):
+            assert call["num_elements"] == 1, "only the norm of the gradients may be made whole"
+            assert not any("learner/weights" in name for name in call["callers"])
+        mixed = [g for g in generated if len(g.spans) > 1]
+        assert mixed, "no request was in flight during an update"
+        assert all(len(g.completion) == 160 for g in generated), "an update ended a request"
+        chosen = mixed[:12] + [g for g in generated if len(g.spans) == 1][:4]
+        fresh = evaluated_afresh(run, chosen)
+        worst = max(abs(a - b) for g, values in zip(chosen, fresh, strict=True) for a, b in zip(g.logprobs, values, strict=True))
+        print(json.dumps({"requests": len(generated), "mixed": len(mixed), "versions": len({v for g in generated for v, _, _ in g.spans}), "worst_difference": worst}))
+        assert worst < TOLERANCE
