@@ -1,0 +1,253 @@
+"""Membership: one stream a replica, heartbeats up, orders down.
+
+    task        consumes                   produces                     waits for          unblocked by
+    attend      the session's outbox       orders on the stream         the next order     send, broadcast, end
+    _read       the stream                 heartbeats, reports, ends    the next message   the replica, its death, cancel
+    watch       the clock                  the end of silent sessions   half a heartbeat   time
+
+A session ends once, for one reason; whatever ends it, its replica's leases are free at once (`lost`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+import grpc
+
+from learner.gateway.handshake import Claim, Identity, refusal, too_short
+from learner.gateway.refusals import Refused, precondition, unavailable
+from learner.gateway.replicas import Replica
+from protos.learner.v1alpha1 import learner_pb2 as pb
+
+logger = logging.getLogger("headrace.learner.attendance")
+
+MAX_QUEUED_ORDERS = 64
+Write = Callable[[pb.AttendResponse], Awaitable[None]]
+
+
+class Session:
+    """The orders of one stream, and how it ended."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.ended = False
+        self.error: Refused | None = None
+        self._orders: deque[pb.AttendResponse] = deque()
+        self._changed = asyncio.Event()
+
+    def put(self, order: pb.AttendResponse) -> None:
+        """Queues an order; a replica that reads none of many is ended."""
+        if len(self._orders) >= MAX_QUEUED_ORDERS:
+            self.end(unavailable(f"replica {self.replica.claim.replica_id} left {MAX_QUEUED_ORDERS} orders unread; attend again"))
+        if not self.ended:
+            self._orders.append(order)
+            self._changed.set()
+
+    def end(self, error: Refused | None) -> None:
+        """Ends the stream after the queued orders; the first reason stays."""
+        if not self.ended:
+            self.ended, self.error = True, error
+            self._changed.set()
+
+    async def get(self) -> pb.AttendResponse | None:
+        """The next order; None once the session has ended and all orders are out."""
+        while not self._orders and not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._orders.popleft() if self._orders else None
+
+
+class Attendance:
+    """The replica table and its streams. `lost`, `reported` and `changed` are called on the event loop."""
+
+    def __init__(self, identity: Identity, *, heartbeat_s: float, silence_s: float, scorer: str, newest_version: Callable[[], int]) -> None:
+        self.identity = identity
+        self._heartbeat_s = heartbeat_s
+        self._silence_s = silence_s
+        self._scorer = scorer
+        self._newest_version = newest_version
+        self._sessions: dict[str, Session] = {}
+        self.replicas: dict[str, Replica] = {}  # known ones, attending or not, by replica_id
+        self.lost: list[Callable[[str, int], None]] = []  # (replica_id, incarnation)
+        self.reported: list[Callable[[Replica, pb.UpdateReport], None]] = []
+        self.changed: list[Callable[[], None]] = []  # somebody may lease who might not before
+
+    async def attend(self, requests: AsyncIterator[pb.AttendRequest], write: Write) -> None:
+        """Serves one stream until it ends. Raises Refused with the reason when it did not end in good order."""
+        session = self._admit(await _hello(requests))
+        reader = asyncio.create_task(self._read(session, requests))
+        try:
+            await write(pb.AttendResponse(welcome=self._welcome()))
+            while (order := await session.get()) is not None:
+                await write(order)
+        finally:
+            reader.cancel()
+            self._leave(session)
+        if session.error is not None:
+            raise session.error
+
+    def find(self, replica_id: str, incarnation: int) -> Replica | None:
+        """The attending replica in exactly this life, if it attends."""
+        replica = self.replicas.get(replica_id)
+        return replica if replica and replica.attending and replica.claim.incarnation == incarnation else None
+
+    def attending(self) -> list[Replica]:
+        """Attending replicas by replica_id."""
+        return [replica for _, replica in sorted(self.replicas.items()) if replica.attending]
+
+    def send(self, member: tuple[str, int], order: pb.AttendResponse) -> None:
+        """Queues an order for a replica in exactly this life; one that left gets none."""
+        session = self._sessions.get(member[0])
+        if session is not None and session.replica.member == member:
+            session.put(order)
+
+    def broadcast(self, order: pb.AttendResponse) -> None:
+        for session in list(self._sessions.values()):
+            session.put(order)
+
+    def need_tokens(self, needed_tokens: int) -> None:
+        """The longest prompt is known now: replicas that are too short for it are refused, those that attend too."""
+        self.identity = replace(self.identity, needed_tokens=needed_tokens)
+        for session in list(self._sessions.values()):
+            if message := too_short(session.replica.claim, needed_tokens):
+                self._end(session, precondition(message))
+
+    async def watch(self) -> None:
+        """Ends sessions that were silent for silence_s, for ever."""
+        loop = asyncio.get_running_loop()
+        pause_s = min(self._heartbeat_s, self._silence_s) / 2
+        before_s = loop.time()
+        while True:
+            await asyncio.sleep(pause_s)
+            asleep_s, before_s = loop.time() - before_s - pause_s, loop.time()
+            for session in list(self._sessions.values()):
+                session.replica.heard_s += max(0.0, asleep_s)  # we were not there to listen
+                silent_s = loop.time() - session.replica.heard_s
+                if silent_s > self._silence_s:
+                    session.replica.detail = f"was silent for {silent_s:.1f} s"
+                    self._end(session, unavailable(f"replica {session.replica.claim.replica_id} was silent for {silent_s:.1f} s, more than silence_s={self._silence_s}; attend again"))
+
+    def end_all(self, error: Refused | None) -> None:
+        for session in list(self._sessions.values()):
+            self._end(session, error)
+
+    def _admit(self, claim: Claim) -> Session:
+        """Raises Refused: FAILED_PRECONDITION for a stranger, ALREADY_EXISTS for an older life."""
+        if message := refusal(claim, self.identity):
+            logger.warning("refused: %s", message)
+            raise precondition(message)
+        known = self.replicas.get(claim.replica_id)
+        if known is not None and known.claim.incarnation > claim.incarnation:
+            raise _superseded(claim.replica_id, claim.incarnation, known.claim.incarnation)
+        older = self._sessions.get(claim.replica_id)
+        if older is not None and older.replica.claim.incarnation == claim.incarnation:
+            self._end(older, unavailable(f"replica {claim.replica_id} attends on a newer stream"))
+        elif older is not None:
+            self._end(older, _superseded(claim.replica_id, older.replica.claim.incarnation, claim.incarnation))
+        now_s = asyncio.get_running_loop().time()
+        if known is not None and known.claim.incarnation == claim.incarnation:
+            replica = known
+            replica.claim, replica.heard_s, replica.attending = claim, now_s, True
+        else:
+            replica = Replica(claim=claim, heard_s=now_s, attending=True)
+        session = Session(replica)
+        self.replicas[claim.replica_id] = replica
+        self._sessions[claim.replica_id] = session
+        logger.info("replica %s attends (incarnation %d, %s)", claim.replica_id, claim.incarnation, claim.address)
+        return session
+
+    async def _read(self, session: Session, requests: AsyncIterator[pb.AttendRequest]) -> None:
+        try:
+            async for request in requests:
+                if session.ended:
+                    return
+                session.replica.heard_s = asyncio.get_running_loop().time()
+                if self._take(session, request):
+                    break
+        except grpc.RpcError as error:
+            logger.info("stream of replica %s broke: %s", session.replica.claim.replica_id, error)
+        self._end(session, None)
+
+    def _take(self, session: Session, request: pb.AttendRequest) -> bool:
+        """Handles one message; True for a goodbye."""
+        replica, kind = session.replica, request.WhichOneof("message")
+        if kind == "heartbeat":
+            beat = request.heartbeat
+            could = replica.may_lease
+            replica.heartbeat(
+                state=beat.state, loaded_version=beat.loaded_version, num_running=beat.num_running,
+                num_free=beat.num_free, num_tokens=beat.num_tokens, idle_s=beat.idle_s,
+            )  # fmt: skip
+            if replica.may_lease and not could:
+                _call(self.changed)
+        elif kind == "update_report":
+            self._report(replica, request.update_report)
+        return bool(kind == "goodbye")
+
+    def _report(self, replica: Replica, report: pb.UpdateReport) -> None:
+        if report.state:
+            replica.state = report.state
+        if report.phase == pb.UPDATE_PHASE_LOADED:
+            replica.loaded_version = max(replica.loaded_version, report.version)
+            _call(self.changed)
+        if report.phase == pb.UPDATE_PHASE_FAILED:
+            replica.detail = report.detail
+            logger.warning("replica %s failed version %d: %s", replica.claim.replica_id, report.version, report.detail)
+        for listener in self.reported:
+            listener(replica, report)
+
+    def _end(self, session: Session, error: Refused | None) -> None:
+        session.end(error)
+        self._leave(session)
+
+    def _leave(self, session: Session) -> None:
+        """Frees what the stream held; a stream that was replaced frees nothing of its successor."""
+        session.end(None)
+        replica = session.replica
+        if self._sessions.get(replica.claim.replica_id) is not session:
+            return
+        del self._sessions[replica.claim.replica_id]
+        replica.attending = False
+        logger.info("replica %s left: %s", replica.claim.replica_id, session.error or "its stream ended")
+        for listener in self.lost:
+            listener(*replica.member)
+
+    def _welcome(self) -> pb.Welcome:
+        return pb.Welcome(
+            run_id=self.identity.run_id,
+            newest_version=self._newest_version(),
+            heartbeat_s=self._heartbeat_s,
+            silence_s=self._silence_s,
+            scorer=self._scorer,
+        )
+
+
+async def _hello(requests: AsyncIterator[pb.AttendRequest]) -> Claim:
+    """The first message. Raises Refused when it is something else or the stream ends."""
+    async for request in requests:
+        if request.WhichOneof("message") != "hello":
+            break
+        hello = request.hello
+        return Claim(
+            replica_id=hello.replica_id, incarnation=hello.incarnation, run_id=hello.run_id, contract=hello.contract,
+            base_weights_digest=hello.base_weights_digest, tokenizer_digest=hello.tokenizer_digest,
+            template_digest=hello.template_digest, served_dtype=hello.served_dtype, max_model_len=hello.max_model_len,
+            address=hello.address, transports=tuple(hello.transports), device_uuid=hello.device_uuid,
+        )  # fmt: skip
+    raise precondition("the first message of Attend was no Hello; say who you are first")
+
+
+def _superseded(replica_id: str, older: int, newer: int) -> Refused:
+    return Refused(
+        grpc.StatusCode.ALREADY_EXISTS,
+        f"replica_id {replica_id} belongs to incarnation {newer} now, this is {older}; leave, or start again under another replica_id",
+    )
+
+
+def _call(listeners: list[Callable[[], None]]) -> None:
+    for listener in listeners:
+        listener()

@@ -1,0 +1,145 @@
+"""Decides the batch of each policy step, once for all ranks: a plan that is on the disk, the end of the run, or why it cannot go on.
+
+    _decide   consumes the account and the clock, produces one decision a step, waits for the bell, is unblocked by submissions,
+              drops, a publication, or (max_minutes) the clock
+    take      consumes decisions, waits for the one of its step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import grpc
+
+from learner.gateway import killpoints
+from learner.gateway.account import Plan
+from learner.gateway.assign import owners
+from learner.gateway.attendance import Attendance
+from learner.gateway.books import Books
+from learner.gateway.catalog import Shelf
+from learner.gateway.meter import Meter, Stats
+from learner.gateway.refusals import Refused, precondition
+from learner.gateway.terms import Row
+from learner.gateway.versions import StalenessBroken
+
+logger = logging.getLogger("headrace.learner.batches")
+CLOCK_S = 0.5  # how often a waiting decision looks at the clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """The batch of one step. table: every sample with its owner rank; empty with end_of_run."""
+
+    policy_step: int
+    end_of_run: bool
+    table: tuple[tuple[Row, int], ...]
+    stats: Stats
+
+    def rows_of(self, rank: int) -> list[tuple[str, int]]:
+        """(group_id, sample_index) of the usable samples that a rank gets, in table order."""
+        return [(row.group_id, row.sample_index) for row, owner in self.table if owner == rank and row.facts.usable]
+
+
+class Batches:
+    """num_steps: policy steps of the whole run. `is_over()`: whether the time is up or the run was finished."""
+
+    def __init__(self, books: Books, attendance: Attendance, shelf: Shelf, *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool]) -> None:
+        self._books = books
+        self._attendance = attendance
+        self._shelf = shelf
+        self._num_steps = num_steps
+        self._seed = seed
+        self._shuffle_rewards = shuffle_rewards
+        self._is_over = is_over
+        self._meter = Meter()
+        self._decisions: dict[int, asyncio.Task[Decision]] = {}
+
+    async def take(self, policy_step: int, *, num_ranks: int) -> Decision:
+        """The decision of a step that is due, or becomes due with the next publication. Raises Refused FAILED_PRECONDITION or ABORTED."""
+        due = self._books.ledger.step
+        if not due <= policy_step <= due + 1:
+            raise precondition(f"the batch of step {policy_step} was asked for, step {due} is due; register again to learn where the run is")
+        if policy_step not in self._decisions:
+            self._decisions[policy_step] = asyncio.create_task(self._decide(policy_step, num_ranks))
+        return await asyncio.shield(self._decisions[policy_step])
+
+    def forget(self, before: int | None = None) -> None:
+        """Closed steps, or (None) all of a trainer that is not on duty any more: whoever waits for those is cancelled."""
+        for step in [step for step in self._decisions if before is None or step < before]:
+            self._decisions.pop(step).cancel()
+
+    async def _decide(self, policy_step: int, num_ranks: int) -> Decision:
+        loop = asyncio.get_running_loop()
+        asked_s, ledger = loop.time(), self._books.ledger
+        while True:
+            if ledger.published is not None and ledger.step == policy_step:
+                if ledger.exhausted:
+                    raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted)
+                if self._is_end(policy_step):
+                    return self._decision(policy_step, None, num_ranks, loop.time() - asked_s)
+                if (plan := await self._form(policy_step)) is not None:
+                    killpoints.reach("after_plan_before_answer")
+                    return self._decision(policy_step, plan, num_ranks, loop.time() - asked_s)
+            await self._books.bell.wait(CLOCK_S)
+
+    async def _form(self, policy_step: int) -> Plan | None:
+        """A plan that is on the disk, if one can be made. Raises Refused ABORTED."""
+        while True:
+            try:
+                plan, record = self._books.ledger.form(policy_step, data_ended=self._data_ended())
+            except StalenessBroken as error:
+                logger.exception("the account broke its own bound")
+                raise Refused(grpc.StatusCode.ABORTED, f"a defect of the account: {error}") from error
+            if plan is None and record is None:
+                return None
+            await asyncio.shield(self._books.commit(record))
+            if plan is not None:
+                return plan
+
+    def _is_end(self, policy_step: int) -> bool:
+        ledger = self._books.ledger
+        planned = ledger.account.active is not None
+        return policy_step >= self._num_steps or (not planned and (self._is_over() or (self._data_ended() and ledger.counts().open == 0)))
+
+    def _data_ended(self) -> bool:
+        """Whether no prompt is left for a new group. Raises Refused ABORTED when there are no prompts at all."""
+        if self._shelf.failure is not None:
+            raise Refused(grpc.StatusCode.ABORTED, str(self._shelf.failure))
+        catalog = self._shelf.catalog
+        return catalog is not None and catalog.order.row(self._books.ledger.next_seq) is None
+
+    def _decision(self, policy_step: int, plan: Plan | None, num_ranks: int, waited_s: float) -> Decision:
+        ledger = self._books.ledger
+        tokens = dict(plan.tokens) if plan else {}
+        stats = self._meter.read(ledger, self._attendance.attending(), trainer_wait_s=waited_s, tokens_by_staleness=tokens)
+        table = self._assign(ledger.table(plan), num_ranks) if plan else ()
+        return Decision(policy_step=policy_step, end_of_run=plan is None, table=table, stats=stats)
+
+    def _assign(self, rows: list[Row], num_ranks: int) -> tuple[tuple[Row, int], ...]:
+        groups: dict[str, int] = {}
+        for row in rows:
+            size = row.facts.num_prompt_tokens + row.facts.num_completion_tokens if row.facts.usable else 0
+            groups[row.group_id] = groups.get(row.group_id, 0) + size
+        owner = dict(zip(groups, owners(list(groups.values()), num_ranks), strict=True))
+        if self._shuffle_rewards:
+            rows = [row for group in groups for row in shuffled([r for r in rows if r.group_id == group], self._seed)]
+        return tuple((row, owner[row.group_id]) for row in rows)
+
+
+def shuffled(rows: list[Row], seed: int) -> list[Row]:
+    """One group with the rewards of its usable samples permuted: a control that must not learn. The same rows give the same permutation."""
+    usable = [row for row in rows if row.facts.usable]
+    rewards = [(row.facts.reward, row.facts.reward_parts) for row in usable]
+    random.Random(f"shuffled_rewards:{seed}:{rows[0].group_id}").shuffle(rewards)
+    given = iter(rewards)
+    result = []
+    for row in rows:
+        if row.facts.usable:
+            reward, parts = next(given)
+            row = replace(row, facts=replace(row.facts, reward=reward, reward_parts=parts))
+        result.append(row)
+    return result

@@ -1,0 +1,70 @@
+"""The ledger together with its journal: every mutation is journaled in order, and answers wait until it is on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from learner.gateway.account import Record
+from learner.gateway.bell import Bell
+from learner.gateway.journal import Journal
+from learner.gateway.ledger import Ledger
+from learner.gateway.segments import Position
+
+Key = tuple[str, int]  # (group_id, sample_index)
+
+
+class Books:
+    """`bell` rings whenever the account changed, so that whoever waits for room or for a batch looks again.
+
+    payloads: where the payload of each sample lies that may still be needed. failure: set once the journal takes nothing more;
+    the account in memory is ahead of the disk then, so the process must end.
+    """
+
+    def __init__(self, ledger: Ledger, journal: Journal) -> None:
+        self.ledger = ledger
+        self.journal = journal
+        self.bell = Bell()
+        self.payloads: dict[Key, Position] = {}
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last: asyncio.Future[Position] | None = None
+
+    def commit(self, record: Record | None, payload: bytes = b"") -> asyncio.Future[Position]:
+        """Queues a record that the ledger made just now; None is no mutation and waits for those before it."""
+        if record is None:
+            return self.barrier()
+        self._last = self.journal.append(record, payload)
+        self._last.add_done_callback(self._check)
+        self.bell.ring()
+        return self._last
+
+    def barrier(self) -> asyncio.Future[Position]:
+        """Done when everything committed so far is on the disk."""
+        if self._last is None:
+            self._last = asyncio.get_running_loop().create_future()
+            self._last.set_result(Position(0, 0))
+        return self._last
+
+    def commit_sample(self, key: Key, record: Record, payload: bytes) -> asyncio.Future[Position]:
+        """A sample's record with its payload, which can be read back once it is on the disk."""
+
+        def note(future: asyncio.Future[Position]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self.payloads[key] = future.result()
+
+        future = self.commit(record, payload)
+        future.add_done_callback(note)
+        return future
+
+    def read(self, keys: Iterable[Key]) -> list[bytes]:
+        """Payloads; blocks on the disk, so it runs in a thread. Raises JournalDamaged."""
+        return [self.journal.payload(self.payloads[key]) for key in keys]
+
+    def forget_payloads(self) -> None:
+        """Forgets payloads that nothing needs any more."""
+        needed = set(self.ledger.retained())
+        self.payloads = {key: position for key, position in self.payloads.items() if key in needed}
+
+    def _check(self, future: asyncio.Future[Position]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None and not self.failure.done():
+            self.failure.set_exception(error)

@@ -1,0 +1,132 @@
+"""Cuts on disk: `step-000010/` with the ranks' files, ledger.msgpack, and cut.json, which marks it, last.
+
+A folder without the marker, or under another name (`step-000010.tmp`, where ranks write), is no cut. Marker and name come after
+everything else is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from learner.gateway import killpoints
+from learner.gateway.segments import Position
+
+SCHEMA = 1
+MARKER, ACCOUNT = "cut.json", "ledger.msgpack"
+_FOLDER = re.compile(r"step-(\d+)")
+_SAVE = re.compile(r"step-(\d+)(\.tmp)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """A marked cut. Example: step 10 of lineage 0, whose account holds the journal up to the record at (3, 17_408)."""
+
+    folder: Path
+    policy_step: int
+    lineage: int
+    segment: int  # journal position of the last record that the account holds
+    offset: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.segment, self.offset)
+
+
+def marked(folder: Path) -> Cut | None:
+    """The cut in a folder; None where there is no marker. Raises ValueError for a marker that cannot be read."""
+    path = folder / MARKER
+    if not path.is_file():
+        return None
+    try:
+        mark = json.loads(path.read_bytes())
+        if mark["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {mark['schema']}, this program reads {SCHEMA}")
+        return Cut(folder=folder, **{name: int(mark[name]) for name in ("policy_step", "lineage", "segment", "offset")})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no readable marker of a cut ({error}); delete {folder} to go on from the cut before it") from error
+
+
+def newest(checkpoints: Path) -> Cut | None:
+    """The marked cut of the highest step, if there is one."""
+    return max(all_marked(checkpoints), key=lambda cut: cut.policy_step, default=None)
+
+
+def all_marked(checkpoints: Path) -> list[Cut]:
+    """Every marked cut, oldest step first."""
+    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    found = (marked(folder) for folder in folders if _FOLDER.fullmatch(folder.name))
+    return sorted((cut for cut in found if cut), key=lambda cut: cut.policy_step)
+
+
+def read_account(cut: Cut) -> dict[str, Any]:
+    """The account saved with a cut. Raises ValueError when it cannot be read."""
+    path = cut.folder / ACCOUNT
+    try:
+        state = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        if not isinstance(state, dict) or state.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA}")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete {cut.folder} to go on from the cut before it") from error
+    return state
+
+
+def folder_of(checkpoints: Path, policy_step: int) -> Path:
+    """Where the cut of a step lies."""
+    return checkpoints / f"step-{policy_step:06d}"
+
+
+def write(source: Path, cut: Cut, account: dict[str, Any]) -> None:
+    """Makes a finished save the cut; blocks on the disk. Raises OSError, and then there is no new cut."""
+    if source != cut.folder:
+        shutil.rmtree(cut.folder, ignore_errors=True)  # an unmarked leftover: a marked one is never saved again
+    _write_whole(source / ACCOUNT, msgpack.packb({"schema": SCHEMA, **account}))
+    for path in sorted(source.rglob("*")):
+        _sync(path)
+    _sync(source)
+    killpoints.reach("before_cut_marker")
+    mark = {"schema": SCHEMA, **{name: value for name, value in asdict(cut).items() if name != "folder"}}
+    _write_whole(source / MARKER, json.dumps(mark).encode())
+    _sync(source)
+    if source != cut.folder:
+        source.rename(cut.folder)
+    _sync(cut.folder.parent)
+    killpoints.reach("after_cut_marker")
+
+
+def retain(checkpoints: Path, keep: int) -> Cut:
+    """Deletes all but the `keep` newest cuts, and unmarked saves older than the newest one; returns the oldest kept cut."""
+    cuts = all_marked(checkpoints)
+    assert cuts, "retention runs after a cut was marked"
+    kept = {cut.folder for cut in cuts[-keep:]}
+    for folder in checkpoints.iterdir():
+        match = _SAVE.fullmatch(folder.name)
+        if match and folder not in kept and int(match[1]) < cuts[-1].policy_step:
+            (folder / MARKER).unlink(missing_ok=True)  # first, so that a half-deleted folder is no cut
+            shutil.rmtree(folder, ignore_errors=True)
+    return cuts[-keep:][0]
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """The file has all of the data, on the disk, or its old content."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,181 @@
+"""The trainer's side of the gateway: who is on duty, which batch is due, what is published, which save is a cut.
+
+Every method is one step of a trainer's life, journaled before it answers, and safe to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.gateway import cuts, killpoints, snapshots
+from learner.gateway.account import Record
+from learner.gateway.attendance import Attendance
+from learner.gateway.batches import Batches, Decision
+from learner.gateway.books import Books
+from learner.gateway.duty import Duty, Post
+from learner.gateway.recovery import Recovered, capture
+from learner.gateway.refusals import precondition
+from learner.gateway.saving import Saving
+from learner.gateway.segments import Position
+from learner.gateway.snapshots import Snapshot, Snapshots
+from learner.gateway.standing import Publication
+from learner.gateway.updates import Updates
+from protos.learner.v1alpha1 import learner_pb2
+from protos.manifest.v1alpha1 import manifest_pb2
+
+logger = logging.getLogger("headrace.learner.feed")
+
+
+class Feed:
+    """Calls of trainer ranks. `on_close` runs after each publication; `finished` is set once the run is over."""
+
+    def __init__(
+        self,
+        *,
+        books: Books,
+        recovered: Recovered,
+        attendance: Attendance,
+        batches: Batches,
+        updates: Updates,
+        published: Snapshots,
+        saving: Saving,
+        checkpoints: Path,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._books = books
+        self._standing = recovered.standing
+        self._attendance = attendance
+        self._batches = batches
+        self.updates = updates
+        self._snapshots = published
+        self._saving = saving
+        self._checkpoints = checkpoints
+        self._on_close = on_close
+        self.finished = asyncio.Event()
+        self.duty = Duty()
+        if recovered.standing.post is not None:
+            self.duty.begin(recovered.standing.post, assembled=recovered.standing.assembled)
+        for announced, position in recovered.captures.values():
+            saving.announce(announced, position)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the prompts that the run began with; empty before they were rendered."""
+        return self._standing.fingerprint
+
+    def note_prompts(self, fingerprint: str) -> None:
+        self._commit_own({"type": "prompts", "fingerprint": fingerprint})
+
+    async def restore_snapshots(self) -> None:
+        """Serves what was published before a restart, where it is still there."""
+        for publication in self._standing.published:
+            try:
+                manifest = await asyncio.to_thread(snapshots.load, Path(publication.snapshot_dir), publication.policy_step)
+            except ValueError as error:
+                logger.warning("version %d cannot be fetched until the next one is published: %s", publication.version, error)
+            else:
+                await self._snapshots.publish(_snapshot(publication, manifest))
+
+    async def register(self, incarnation: int, rank: int, world_size: int) -> Post:
+        """Blocks until all ranks of the incarnation have registered."""
+        if self.duty.admit(incarnation, rank, world_size):
+            async with self._saving.lock:
+                if self.duty.admit(incarnation, rank, world_size):
+                    self._relieve(incarnation, world_size)
+        if self.duty.report(rank):
+            await asyncio.shield(self._commit_own({"type": "assembled"}))
+            killpoints.reach("after_rollback_before_answer")
+            self.duty.assemble()
+        return await self.duty.wait(incarnation)
+
+    async def take(self, incarnation: int, rank: int, policy_step: int) -> Decision:
+        """Blocks until the batch is decided."""
+        self.duty.check(incarnation, rank)
+        try:
+            return await self._batches.take(policy_step, num_ranks=self.duty.world_size)
+        except asyncio.CancelledError:
+            self.duty.check(incarnation, rank)  # relieved meanwhile: say so
+            raise
+
+    async def read_rows(self, keys: list[tuple[str, int]]) -> list[bytes]:
+        """Payloads of samples, off the event loop."""
+        return await asyncio.to_thread(self._books.read, keys)
+
+    async def close(self, incarnation: int, policy_step: int, *, snapshot_dir: Path, will_save: bool) -> Publication:
+        """Closes the step before and publishes the policy of this one."""
+        self._check_close(incarnation, policy_step)
+        manifest = await asyncio.to_thread(snapshots.load, snapshot_dir, policy_step)
+        self._check_close(incarnation, policy_step)
+        version, record = self._books.ledger.publish(policy_step)
+        publication = Publication(version=version.number, lineage=version.lineage, policy_step=policy_step, snapshot_dir=str(snapshot_dir))
+        if record is not None:
+            record |= {"lineage": version.lineage, "snapshot_dir": str(snapshot_dir), "will_save": will_save}
+            self._standing = self._standing.apply(record)
+            announced = capture(self._books.ledger, self._standing) if will_save else None
+            position = await asyncio.shield(self._books.commit(record))
+            if announced is not None and self.duty.incarnation == incarnation:
+                self._saving.announce(announced, position)
+            self._batches.forget(before=policy_step)
+        await asyncio.shield(self._books.barrier())
+        killpoints.reach("after_close_before_answer")
+        await self._snapshots.publish(_snapshot(publication, manifest))
+        self._attendance.broadcast(learner_pb2.AttendResponse(published=learner_pb2.Published(version=publication.version)))
+        self._on_close()
+        logger.info("step %d is published as version %d", policy_step, publication.version)
+        return publication
+
+    async def save(self, incarnation: int, policy_step: int, *, source: Path, error: str) -> Path | None:
+        """Makes a finished save the cut; with an error, forgets that one was announced."""
+        self.duty.check(incarnation)
+        if error:
+            self._saving.fail(policy_step, error)
+            return None
+        return await self._saving.finish(policy_step, source)
+
+    def finish(self, incarnation: int, error: str) -> None:
+        """The run is over: replicas are told."""
+        self.duty.check(incarnation)
+        reason = error or "the run is finished"
+        if not self.finished.is_set():
+            (logger.error if error else logger.info)("the run is over: %s", reason)
+            self._attendance.broadcast(learner_pb2.AttendResponse(run_finished=learner_pb2.RunFinished(reason=reason)))
+            self.finished.set()
+
+    def _relieve(self, incarnation: int, world_size: int) -> None:
+        """A new incarnation comes on duty: back to the newest cut."""
+        cut = cuts.newest(self._checkpoints)
+        step = cut.policy_step if cut else 0
+        rollback = self._books.ledger.rollback(step)
+        if rollback is not None:
+            logger.warning("rolled back to step %d (%s)", step, cut.folder if cut else "the base weights")
+            self._books.commit(rollback)
+        post = Post(incarnation=incarnation, world_size=world_size, cut_dir=str(cut.folder) if cut else "", policy_step=step, lineage=self._books.ledger.lineage)
+        self._commit_own(post.to_record())
+        self._saving.clear()
+        self.updates.abandon()
+        self.duty.begin(post)
+        self._batches.forget()
+
+    def _check_close(self, incarnation: int, policy_step: int) -> None:
+        self.duty.check(incarnation)
+        account = self._books.ledger.account
+        again = account.published and policy_step == account.step
+        first = not account.published and policy_step == account.step
+        closes = account.active is not None and policy_step == account.step + 1
+        if not (again or first or closes):
+            raise precondition(f"policy {policy_step} cannot be published: the account is at step {account.step} with {'a' if account.active else 'no'} batch in training; take the batch first, or register again")
+
+    def _commit_own(self, record: Record) -> asyncio.Future[Position]:
+        self._standing = self._standing.apply(record)
+        return self._books.commit(record)
+
+
+def _snapshot(publication: Publication, manifest: manifest_pb2.Manifest) -> Snapshot:
+    """The published form of a manifest: with version and lineage filled in."""
+    filled = manifest_pb2.Manifest()
+    filled.CopyFrom(manifest)
+    filled.version, filled.lineage, filled.policy_step = publication.version, publication.lineage, publication.policy_step
+    return Snapshot(version=publication.version, folder=Path(publication.snapshot_dir), manifest=filled)

@@ -1,0 +1,62 @@
+"""FeedService: decode, one call, encode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from learner.gateway import wire
+from learner.gateway.feed import Feed
+from learner.gateway.refusals import answering
+from learner.gateway.updates import Key
+from protos.learner.v1alpha1 import feed_pb2 as pb
+from protos.learner.v1alpha1 import feed_pb2_grpc
+
+
+class FeedServicer(feed_pb2_grpc.FeedServiceServicer):
+    """What trainer ranks call."""
+
+    def __init__(self, feed: Feed, run_id: str) -> None:
+        self._feed = feed
+        self._run_id = run_id
+
+    @answering
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        post = await self._feed.register(request.incarnation, request.rank, request.world_size)
+        return pb.RegisterResponse(run_id=self._run_id, cut_dir=post.cut_dir, policy_step=post.policy_step, lineage=post.lineage)
+
+    @answering
+    async def TakeBatch(self, request: pb.TakeBatchRequest, context: Any) -> None:
+        decision = await self._feed.take(request.incarnation, request.rank, request.policy_step)
+        rows = await self._feed.read_rows(decision.rows_of(request.rank))
+        await context.write(wire.header(decision, len(rows)))
+        for payload in rows:
+            await context.write(wire.batch_row(payload))
+
+    @answering
+    async def CloseBatch(self, request: pb.CloseBatchRequest, context: Any) -> pb.CloseBatchResponse:
+        folder = Path(request.snapshot_dir)
+        publication = await self._feed.close(request.incarnation, request.policy_step, snapshot_dir=folder, will_save=request.will_save)
+        return pb.CloseBatchResponse(version=publication.version, lineage=publication.lineage)
+
+    @answering
+    async def BeginUpdate(self, request: pb.BeginUpdateRequest, context: Any) -> pb.BeginUpdateResponse:
+        self._feed.duty.check(request.incarnation, request.rank)
+        key = Key(incarnation=request.incarnation, version=request.version, attempt=request.attempt)
+        store = (request.store_host, request.store_port)
+        return wire.settlement(await self._feed.updates.begin(key, request.rank, store, num_ranks=self._feed.duty.world_size))
+
+    @answering
+    async def EndUpdate(self, request: pb.EndUpdateRequest, context: Any) -> pb.EndUpdateResponse:
+        self._feed.duty.check(request.incarnation, request.rank)
+        return wire.finish(await self._feed.updates.end(request.epoch, request.rank, ok=request.ok, error=request.error))
+
+    @answering
+    async def SaveCut(self, request: pb.SaveCutRequest, context: Any) -> pb.SaveCutResponse:
+        folder = await self._feed.save(request.incarnation, request.policy_step, source=Path(request.cut_dir), error=request.error)
+        return pb.SaveCutResponse(cut_dir=str(folder or ""))
+
+    @answering
+    async def FinishRun(self, request: pb.FinishRunRequest, context: Any) -> pb.FinishRunResponse:
+        self._feed.finish(request.incarnation, request.error)
+        return pb.FinishRunResponse()

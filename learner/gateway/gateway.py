@@ -1,0 +1,237 @@
+"""One gateway, wired: the account and its journal, the two services on one port, and the loops that watch clocks.
+
+    watch (attendance)   ends silent replicas          watch (leases)   ends lapsed leases
+    _load_prompts        renders the prompts once      run              waits for the first reason to end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from learner.config import LearnerConfig
+from learner.gateway import catalog, prompts, wire
+from learner.gateway.attendance import Attendance
+from learner.gateway.batches import Batches
+from learner.gateway.books import Books
+from learner.gateway.clock import RunClock
+from learner.gateway.feed import Feed
+from learner.gateway.feed_servicer import FeedServicer
+from learner.gateway.handshake import Identity
+from learner.gateway.journal import Journal
+from learner.gateway.leases import LeaseDesk
+from learner.gateway.recovery import recover
+from learner.gateway.refusals import unavailable
+from learner.gateway.saving import Saving
+from learner.gateway.servicer import LearnerServicer
+from learner.gateway.snapshots import Snapshots
+from learner.gateway.status import status
+from learner.gateway.submissions import Submissions
+from learner.gateway.terms import Limits
+from learner.gateway.updates import Limits as UpdateLimits
+from learner.gateway.updates import Updates
+from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
+from protos.learner.v1alpha1 import feed_pb2_grpc, learner_pb2, learner_pb2_grpc
+from protos.rpc import Server
+
+logger = logging.getLogger("headrace.learner.gateway")
+
+FINISH_GRACE_S = 5.0  # for replicas to leave after RunFinished
+STOP_GRACE_S = 1.0  # for running calls, once nothing new is taken
+SNAPSHOTS = Path("/dev/shm")
+
+
+class Gateway:
+    """Made from a configuration and the model's folder; recovers on construction, so it needs a running loop.
+
+    Raises ValueError or JournalDamaged when the run folder cannot be continued.
+    """
+
+    def __init__(self, config: LearnerConfig, folder: Path, run_id: str) -> None:
+        self._config, self._folder, self.run_id = config, folder, run_id
+        self._journal = Journal(config.run_dir / "journal")
+        checkpoints = config.run_dir / "checkpoints"
+        recovered = recover(self._journal, checkpoints, limits_of(config))
+        self._books = Books(recovered.ledger, self._journal)
+        self._books.payloads = recovered.payloads
+        self._clock = RunClock(config.run_dir / "active_s")
+        self._shelf = catalog.Shelf()
+        self._snapshots = Snapshots()
+        self._attendance = Attendance(
+            identity_of(config, folder, run_id),
+            heartbeat_s=config.lease.heartbeat_s,
+            silence_s=config.lease.silence_s,
+            scorer=config.scorer,
+            newest_version=lambda: self._snapshots.newest.version if self._snapshots.newest else 0,
+        )
+        self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, groups_wanted=self._groups_wanted)
+        self.feed = self._make_feed(recovered, checkpoints)
+        self._server = Server(config.address, [self._add_learner_service, self._add_feed_service])
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serves until `stopping` is set or the run is finished. Raises ValueError for a user's mistake found while running,
+        JournalFailed when the account can no longer be kept."""
+        await self._server.start()
+        write_whole(self._config.run_dir / "gateway.address", reachable(self._config.address, self.port))
+        await self.feed.restore_snapshots()
+        await self._server.ready()
+        logger.info("run %s is served on port %d from step %d", self.run_id, self.port, self._books.ledger.step)
+        endings: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending) for ending in (stopping.wait(), self.feed.finished.wait(), self._books.failure)]
+        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts())]
+        try:
+            await _first(endings, loops)
+            if self.feed.finished.is_set():
+                await self._let_replicas_leave()
+        finally:
+            for task in (*endings[:2], *loops):
+                task.cancel()
+            await self._stop()
+
+    async def _load_prompts(self) -> None:
+        """Renders, checks that they are the run's, opens leasing. Raises ValueError."""
+        try:
+            found = await asyncio.to_thread(catalog.load, self._config, self._folder, self._config.run_dir / "resolved" / "prompts.msgpack")
+            if self.feed.fingerprint:
+                prompts.check_fingerprint(self.feed.fingerprint, found.fingerprint, self._config.data.prompts)
+            else:
+                self.feed.note_prompts(found.fingerprint)
+        except ValueError as error:
+            self._shelf.fail(error)
+            raise
+        self._attendance.need_tokens(found.needed_tokens)
+        self._shelf.put(found)
+        self._books.bell.ring()
+        await asyncio.Event().wait()  # a loop that ends is taken for a failure
+
+    async def _let_replicas_leave(self) -> None:
+        end_s = asyncio.get_running_loop().time() + FINISH_GRACE_S
+        while self._attendance.attending() and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.1)
+
+    async def _stop(self) -> None:
+        self._attendance.end_all(unavailable("the gateway is stopping; attend again"))
+        await self._server.stop(STOP_GRACE_S)
+        self._clock.save()
+        await self._journal.close()
+        self._snapshots.remove_all(SNAPSHOTS / f"headrace-{self.run_id}")
+
+    def _make_feed(self, recovered: Any, checkpoints: Path) -> Feed:
+        config = self._config
+        push = UpdateLimits(prepare_s=config.push.prepare_s, collective_timeout_s=config.push.collective_timeout_s, deadline_s=config.push.deadline_s)
+        batches = Batches(
+            self._books, self._attendance, self._shelf,
+            num_steps=config.steps, seed=config.seed, shuffle_rewards=config.control == "shuffled_rewards", is_over=self._is_over,
+        )  # fmt: skip
+        return Feed(
+            books=self._books,
+            recovered=recovered,
+            attendance=self._attendance,
+            batches=batches,
+            updates=Updates(self._attendance, self._snapshots, transport=transport_of(config), limits=push),
+            published=self._snapshots,
+            saving=Saving(self._books, checkpoints, keep=config.checkpoint.keep),
+            checkpoints=checkpoints,
+            on_close=self._clock.save,
+        )
+
+    def _add_learner_service(self, server: Any) -> None:
+        vocabulary = vocabulary_of(self._folder)
+        servicer = LearnerServicer(
+            attendance=self._attendance,
+            desk=self._desk,
+            submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
+            snapshots=self._snapshots,
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set()),
+            encode=wire.lease_encoder(self._config),
+        )
+        learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
+
+    def _add_feed_service(self, server: Any) -> None:
+        feed_pb2_grpc.add_FeedServiceServicer_to_server(FeedServicer(self.feed, self.run_id), server)
+
+    def _is_over(self) -> bool:
+        limit_min = self._config.max_minutes
+        return self.feed.finished.is_set() or (limit_min is not None and self._clock.active_s >= 60 * limit_min)
+
+    def _groups_wanted(self) -> int:
+        """Groups that the rest of the run can train."""
+        return 0 if self._is_over() else max(0, self._config.steps - self._books.ledger.step) * self._config.groups_per_step
+
+
+async def _first(endings: list[asyncio.Future[Any]], loops: list[asyncio.Task[None]]) -> None:
+    """Returns with the first ending; a loop never ends but by raising. Raises what it raised."""
+    done, _ = await asyncio.wait({*endings, *loops}, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+def limits_of(config: LearnerConfig) -> Limits:
+    """The account's rules. Raises ValueError for a window that leaves no full batch."""
+    return Limits(
+        groups_per_step=config.groups_per_step,
+        group_size=config.sampling.group_size,
+        max_staleness=config.staleness.max_staleness,
+        window=config.staleness.window,
+        min_usable=config.filter.min_usable,
+        zero_signal=config.filter.zero_signal,
+        unscored=config.filter.unscored,
+        max_consecutive_drops=config.filter.max_consecutive_drops,
+        max_attempts=config.lease.max_attempts,
+    )
+
+
+def identity_of(config: LearnerConfig, folder: Path, run_id: str) -> Identity:
+    """What a replica must be. Raises FileNotFoundError for a model without weights."""
+    return Identity(
+        run_id=run_id,
+        contract=CONTRACT,
+        base_weights_digest=weights_digest(folder),
+        tokenizer_digest=tokenizer_digest(folder),
+        template_digest=template_digest(folder),
+        served_dtype=config.trainer.served_dtype,
+        needed_tokens=2,  # a prompt and a token; known exactly once the prompts are rendered
+    )
+
+
+def vocabulary_of(folder: Path) -> int:
+    """Number of token ids of the model. Raises ValueError when config.json does not say."""
+    content = json.loads((folder / "config.json").read_bytes())
+    size = content.get("vocab_size", content.get("text_config", {}).get("vocab_size"))
+    if not isinstance(size, int):
+        raise ValueError(f"model {folder}: config.json has no vocab_size; give a causal language model")
+    return size
+
+
+def transport_of(config: LearnerConfig) -> learner_pb2.Transport:
+    """The Transport by which ranks push: as configured, else nccl where the trainer runs on a GPU."""
+    names = {"gloo": learner_pb2.TRANSPORT_GLOO, "nccl": learner_pb2.TRANSPORT_NCCL, "grpc": learner_pb2.TRANSPORT_GRPC}
+    if config.push.transport != "auto":
+        return names[config.push.transport]
+    on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and has_gpu())
+    return names["nccl" if on_gpu else "gloo"]
+
+
+def has_gpu() -> bool:
+    """Whether a trainer here would find a CUDA device, told without torch."""
+    return Path("/dev/nvidia0").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def reachable(address: str, port: int) -> str:
+    """Where processes of this machine connect: a wildcard host becomes loopback."""
+    host = address.rpartition(":")[0]
+    return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]', '*') else host}:{port}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Readers see all of the text or none."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(text + "\n")
+    part.replace(path)

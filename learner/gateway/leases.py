@@ -1,0 +1,123 @@
+"""Lends groups: blocks until the account has room and the replica samples from a version of this run.
+
+    lease   consumes the account's room and the prompts, produces leases, waits for the bell (a close, a drop, a submission, a
+            lapse, a replica that loaded a version), is unblocked by it or by wait_s
+    watch   consumes the clock, produces ended leases, waits for a part of lapse_s
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from learner.gateway import killpoints
+from learner.gateway.account import Record
+from learner.gateway.attendance import Attendance
+from learner.gateway.books import Books
+from learner.gateway.catalog import Catalog, Shelf
+from learner.gateway.groups import Group
+from learner.gateway.refusals import precondition
+
+logger = logging.getLogger("headrace.learner.leases")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loan:
+    """One lent group, as the lease message needs it. Example: group g00000003 for the second time, sample 0 is done."""
+
+    group: Group
+    lease_id: str
+    least_version: int
+    done: tuple[int, ...]  # sample indexes
+    catalog: Catalog
+
+    @property
+    def row(self) -> int:
+        return self.group.prompt_row
+
+
+def holder_of(replica_id: str, incarnation: int) -> str:
+    """Name under which the ledger knows one life of a replica."""
+    return f"{replica_id}@{incarnation}"
+
+
+class LeaseDesk:
+    """`groups_wanted()`: how many groups the rest of the run can still train, so that none are sampled in vain at its end."""
+
+    def __init__(self, books: Books, attendance: Attendance, shelf: Shelf, *, lapse_s: float, groups_wanted: Callable[[], int]) -> None:
+        self._books = books
+        self._attendance = attendance
+        self._shelf = shelf
+        self._lapse_s = lapse_s
+        self._groups_wanted = groups_wanted
+        attendance.lost.append(self.release)
+        attendance.changed.append(books.bell.ring)
+
+    async def lease(self, replica_id: str, incarnation: int, *, max_groups: int, wait_s: float) -> list[Loan]:
+        """At least one loan, or none once wait_s has passed. Raises Refused FAILED_PRECONDITION when the replica does not attend."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + wait_s
+        catalog = await self._shelf.wait(wait_s)
+        while True:
+            replica = self._attendance.find(replica_id, incarnation)
+            if replica is None:
+                raise precondition(f"replica {replica_id} (incarnation {incarnation}) does not attend; attend first, then lease")
+            loans = self._grant(holder_of(replica_id, incarnation), max(1, max_groups), catalog) if catalog and replica.may_lease else []
+            if loans:
+                await self._settle(loans)
+                return loans
+            left_s = end_s - loop.time()
+            if left_s <= 0 or not await self._books.bell.wait(left_s):
+                return []
+
+    def release(self, replica_id: str, incarnation: int) -> None:
+        """The replica is gone: its leases are free at once."""
+        self._free(self._books.ledger.release_holder(holder_of(replica_id, incarnation), in_good_order=False))
+
+    async def watch(self) -> None:
+        """Ends leases that lapsed, for ever."""
+        while True:
+            self._free(self._books.ledger.expire(time.time()))
+            await asyncio.sleep(min(1.0, self._lapse_s / 4))
+
+    def _grant(self, holder: str, max_groups: int, catalog: Catalog) -> list[Loan]:
+        loans: list[Loan] = []
+        while len(loans) < max_groups and (loan := self._next(holder, catalog)) is not None:
+            loans.append(loan)
+        return loans
+
+    def _next(self, holder: str, catalog: Catalog) -> Loan | None:
+        """Lends one group: those that were lent before first."""
+        ledger, now = self._books.ledger, time.time()
+        lease_id = uuid.uuid4().hex
+        record: Record
+        if ledger.next_release() is not None:
+            group, record = ledger.lease_again(holder=holder, lease_id=lease_id, lapse_at=now + self._lapse_s)
+        else:
+            row = catalog.order.row(ledger.next_seq)
+            if row is None or not ledger.room() or ledger.counts().open >= self._groups_wanted():
+                return None
+            prompt_id = catalog.prompts[row].prompt_id
+            group, record = ledger.open_group(holder=holder, lease_id=lease_id, now=now, lapse_at=now + self._lapse_s, prompt_id=prompt_id, prompt_row=row)
+        self._books.commit(record)
+        assert ledger.published is not None
+        return Loan(group=group, lease_id=lease_id, least_version=ledger.published.number, done=tuple(sorted(group.samples)), catalog=catalog)
+
+    async def _settle(self, loans: list[Loan]) -> None:
+        """Waits for the disk. A caller that leaves meanwhile gets nothing, so its loans are free again."""
+        try:
+            await asyncio.shield(self._books.barrier())
+        except asyncio.CancelledError:
+            for loan in loans:
+                self._books.commit(self._books.ledger.release_lease(loan.lease_id, in_good_order=True))
+            raise
+        killpoints.reach("after_lease_before_answer")
+
+    def _free(self, record: Record | None) -> None:
+        if record is not None:
+            logger.info("leases ended: %d lent again, %d dropped after too many attempts", len(record["given_back"]) + len(record["failed"]), len(record["dropped"]))
+            self._books.commit(record)

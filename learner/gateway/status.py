@@ -1,0 +1,55 @@
+"""The account, the replicas and the versions in one message, for the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from learner.config import LearnerConfig
+from learner.gateway.attendance import Attendance
+from learner.gateway.leases import holder_of
+from learner.gateway.ledger import Ledger
+from learner.gateway.replicas import Replica
+from protos.learner.v1alpha1 import learner_pb2 as pb
+from protos.rollout.v1alpha1 import rollout_pb2
+
+
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool) -> pb.GetStatusResponse:
+    """What is known now; looks at everything and changes nothing."""
+    counts = ledger.counts()
+    return pb.GetStatusResponse(
+        run_id=run_id,
+        newest_version=ledger.account.versions.last_number,
+        lineage=ledger.lineage,
+        policy_step=ledger.step,
+        replicas=[_replica(replica, ledger.num_leases(holder_of(*replica.member))) for _, replica in sorted(attendance.replicas.items())],
+        num_leased=counts.leased,
+        num_trained=counts.trained,
+        num_open=counts.open,
+        num_dropped=counts.dropped,
+        max_open=ledger.limits.max_open,
+        max_staleness=config.staleness.max_staleness,
+        trained_tokens_by_staleness=ledger.trained_tokens_by_staleness(),
+        num_waiting=counts.waiting,
+        run_dir=str(config.run_dir),
+        finished=finished,
+    )
+
+
+Status = Callable[[], pb.GetStatusResponse]
+
+
+def _replica(replica: Replica, num_leases: int) -> pb.GetStatusResponse.Replica:
+    return pb.GetStatusResponse.Replica(
+        replica_id=replica.claim.replica_id,
+        address=replica.claim.address,
+        state=cast(rollout_pb2.ReplicaState, replica.state),
+        loaded_version=replica.loaded_version,
+        num_running=replica.num_running,
+        num_leases=num_leases,
+        silent_s=max(0.0, asyncio.get_running_loop().time() - replica.heard_s),
+        attending=replica.attending,
+        detail=replica.detail,
+        num_tokens=replica.num_tokens,
+    )

@@ -1,0 +1,261 @@
+"""Drives weight-update epochs: feeds epochs.py with what ranks, replicas and clocks say, and does what it answers.
+
+    event from                  who feeds it
+    trainer ranks               begin, end (their calls wait for the futures `settled` and `finished`)
+    replicas                    report, lost (called by attendance)
+    clocks                      prepare_s, deadline_s, and a shortened deadline once a rank failed
+    a new trainer incarnation   abandon
+
+One epoch runs at a time. Every future here is resolved by an event or by a clock, so no call waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from learner.gateway import epochs
+from learner.gateway.attendance import Attendance
+from learner.gateway.epochs import Epoch, Member, Phase
+from learner.gateway.replicas import Replica
+from learner.gateway.snapshots import Snapshots
+from protos.learner.v1alpha1 import learner_pb2 as pb
+
+logger = logging.getLogger("headrace.learner.updates")
+
+HURRY_GRACE_S = 5.0  # beyond one collective's timeout, for members to report what they found
+_PHASES = {
+    pb.UPDATE_PHASE_READY: Phase.READY,
+    pb.UPDATE_PHASE_DECLINED: Phase.DECLINED,
+    pb.UPDATE_PHASE_RECEIVED: Phase.RECEIVED,
+    pb.UPDATE_PHASE_LOADED: Phase.LOADED,
+    pb.UPDATE_PHASE_FAILED: Phase.FAILED,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Clocks of an epoch, in seconds."""
+
+    prepare_s: float
+    collective_timeout_s: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settlement:
+    """What BeginUpdate answers. No members: the epoch is over."""
+
+    epoch: int
+    members: tuple[Member, ...]
+    group: pb.GroupSpec  # receiver_rank 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """What one BeginUpdate is idempotent by, beside the rank."""
+
+    incarnation: int  # of the trainer
+    version: int
+    attempt: int
+
+
+class _Run:
+    """The running (or last) epoch, its waiting calls and its clocks."""
+
+    def __init__(self, key: Key, epoch: Epoch) -> None:
+        loop = asyncio.get_running_loop()
+        self.key = key
+        self.epoch = epoch
+        self.store = ("", 0)
+        self.settled: asyncio.Future[Settlement] = loop.create_future()
+        self.finished: asyncio.Future[epochs.Finish] = loop.create_future()
+        self.clocks: list[asyncio.TimerHandle] = []
+
+    def stop_clocks(self) -> None:
+        for clock in self.clocks:
+            clock.cancel()
+
+
+class Updates:
+    """Who takes part in pushing a version, and how it ended. `transport` is a value of the Transport enum."""
+
+    def __init__(self, attendance: Attendance, snapshots: Snapshots, *, transport: pb.Transport, limits: Limits) -> None:
+        self._attendance = attendance
+        self._snapshots = snapshots
+        self._transport = transport
+        self._limits = limits
+        self._run: _Run | None = None
+        self._blamed: set[Member] = set()  # in earlier attempts of this version
+        self._has: dict[Member, int] = {}  # newest version that a replica reported whole
+        # Unique over restarts of the gateway, since trainers and replicas outlive it: no clock makes an epoch a millisecond.
+        self._last_number = time.time_ns() // 1_000_000
+        self._group: tuple[int, tuple[Member, ...], str] | None = None  # of the last epoch that ended well
+        attendance.reported.append(self.report)
+        attendance.lost.append(self.lost)
+
+    async def begin(self, key: Key, rank: int, store: tuple[str, int], *, num_ranks: int) -> Settlement:
+        """One rank's BeginUpdate. A key older than the running one has no members: other ranks skipped to a newer version."""
+        run = self._run_of(key, num_ranks)
+        if run is None:
+            return Settlement(epoch=0, members=(), group=pb.GroupSpec())
+        if rank == 0:
+            run.store = store
+        self._feed(run, epochs.Began(rank))
+        return await asyncio.shield(run.settled)
+
+    async def end(self, number: int, rank: int, *, ok: bool, error: str) -> epochs.Finish:
+        """One rank's EndUpdate. An epoch that this process does not know (it was restarted) has no outcomes and no retry."""
+        run = self._run
+        if run is None or run.epoch.number != number:
+            return epochs.Finish((), False, False, (), ())
+        if not ok:
+            logger.warning("epoch %d: rank %d failed: %s", number, rank, error)
+        self._feed(run, epochs.Ended(rank, ok))
+        return await asyncio.shield(run.finished)
+
+    def report(self, replica: Replica, report: pb.UpdateReport) -> None:
+        """A replica's UpdateReport; epoch 0 or an older one tells only what it has."""
+        phase = _PHASES.get(report.phase)
+        if phase in (Phase.RECEIVED, Phase.LOADED):
+            self._has[replica.member] = max(self._has.get(replica.member, 0), report.version)
+        if phase is Phase.FAILED:
+            self._has.pop(replica.member, None)
+        if phase is Phase.LOADED:
+            replica.update_succeeded()
+        if phase is not None and self._run is not None and self._run.epoch.number == report.epoch:
+            self._feed(self._run, epochs.Reported(replica.member, phase, report.detail))
+
+    def lost(self, replica_id: str, incarnation: int) -> None:
+        """The replica's stream ended."""
+        member = (replica_id, incarnation)
+        self._has.pop(member, None)
+        if self._run is not None:
+            self._feed(self._run, epochs.Reported(member, Phase.LOST, "its stream was lost"))
+
+    def abandon(self) -> None:
+        """A new trainer incarnation is on duty: the running epoch is over and its communicators are dead."""
+        self._group = None
+        if self._run is not None:
+            self._feed(self._run, epochs.Abandoned())
+
+    def _run_of(self, key: Key, num_ranks: int) -> _Run | None:
+        """The run of this key, begun where it is newer than the last one; None for an older key."""
+        run = self._run
+        if run is not None and run.key == key:
+            return run
+        if run is not None and run.key.incarnation == key.incarnation and (key.version, key.attempt) < (run.key.version, run.key.attempt):
+            return None
+        if run is not None:
+            self._feed(run, epochs.Abandoned())
+        if run is None or run.key.version != key.version:
+            self._blamed.clear()
+        self._last_number += 1
+        self._run = run = _Run(key, Epoch(number=self._last_number, version=key.version, num_ranks=num_ranks))
+        self._clock(run, self._limits.collective_timeout_s, epochs.DeadlineOver(), only=epochs.State.GATHERING)
+        return run
+
+    def _clock(self, run: _Run, after_s: float, event: epochs.Event, only: epochs.State) -> None:
+        def fire() -> None:
+            if run.epoch.state is only:
+                self._feed(run, event)
+
+        run.clocks.append(asyncio.get_running_loop().call_later(after_s, fire))
+
+    def _feed(self, run: _Run, event: epochs.Event) -> None:
+        run.epoch, actions = epochs.step(run.epoch, event)
+        for action in actions:
+            self._do(run, action)
+
+    def _do(self, run: _Run, action: epochs.Action) -> None:
+        match action:
+            case epochs.Choose():
+                self._feed(run, epochs.Chosen(self._candidates(run.key)))
+            case epochs.Prepare(asked):
+                order = pb.AttendResponse(prepare_update=pb.PrepareUpdate(epoch=run.epoch.number, version=run.key.version))
+                self._send_all(asked, order)
+                self._clock(run, self._limits.prepare_s, epochs.PrepareOver(), only=epochs.State.PREPARING)
+            case epochs.Settle(members, left_out):
+                self._settle(run, members, left_out)
+            case epochs.Hurry():
+                hurry_s = self._limits.collective_timeout_s + HURRY_GRACE_S
+                self._clock(run, hurry_s, epochs.DeadlineOver(), only=epochs.State.TRANSFERRING)
+            case epochs.Finish():
+                self._finish(run, action)
+
+    def _candidates(self, key: Key) -> tuple[Member, ...]:
+        """Attending replicas that lack the version and can be reached by the transport, by replica_id; one a device."""
+        if self._snapshots.find(key.version) is None or self._transport == pb.TRANSPORT_GRPC:
+            return ()
+        chosen: list[Member] = []
+        devices: set[str] = set()
+        for replica in self._attendance.attending():
+            member, device = replica.member, replica.claim.device_uuid
+            has = max(replica.loaded_version, self._has.get(member, 0))
+            if has >= key.version or replica.left_out or member in self._blamed or self._transport not in replica.claim.transports:
+                continue
+            if device and device in devices:
+                continue  # a collective over two ranks of one device is refused by NCCL; the second one fetches
+            devices.add(device)
+            chosen.append(member)
+        return tuple(chosen)
+
+    def _settle(self, run: _Run, members: tuple[Member, ...], left_out: tuple[Member, ...]) -> None:
+        number = run.epoch.number
+        self._send_all(left_out, _abort(number, "the epoch was settled without this replica"))
+        snapshot = self._snapshots.find(run.key.version)
+        if snapshot is None or not members:
+            run.settled.set_result(Settlement(epoch=number, members=(), group=pb.GroupSpec()))
+            self._feed(run, epochs.Abandoned())
+            self._close(run, epochs.Finish((), False, False, (), ()))
+            return
+        group = self._group_spec(run, members)
+        for position, member in enumerate(members):
+            spec = pb.GroupSpec()
+            spec.CopyFrom(group)
+            spec.receiver_rank = position + 1
+            self._attendance.send(member, pb.AttendResponse(begin_transfer=pb.BeginTransfer(epoch=number, group=spec, manifest=snapshot.manifest)))
+        logger.info("epoch %d: version %d goes to %s", number, run.key.version, ", ".join(name for name, _ in members))
+        self._clock(run, self._limits.deadline_s, epochs.DeadlineOver(), only=epochs.State.TRANSFERRING)
+        run.settled.set_result(Settlement(epoch=number, members=members, group=group))
+
+    def _group_spec(self, run: _Run, members: tuple[Member, ...]) -> pb.GroupSpec:
+        """The group of this membership: that of the last epoch when it is the same and ended well, else a fresh one."""
+        if self._group is None or self._group[:2] != (run.key.incarnation, members):
+            self._group = (run.key.incarnation, members, f"{run.key.incarnation}-{run.epoch.number}")
+        return pb.GroupSpec(
+            transport=self._transport, store_host=run.store[0], store_port=run.store[1],
+            group_key=self._group[2], num_owners=run.epoch.num_ranks, num_receivers=len(members),
+            receiver_rank=0, collective_timeout_s=self._limits.collective_timeout_s,
+        )  # fmt: skip
+
+    def _finish(self, run: _Run, finish: epochs.Finish) -> None:
+        if not finish.clean:
+            self._group = None
+        self._send_all(finish.unfinished, _abort(run.epoch.number, "the epoch is over"))
+        for member, phase, detail in finish.outcomes:
+            replica = self._attendance.replicas.get(member[0])
+            if replica is None or replica.member != member:
+                continue
+            if member in finish.blamed:
+                replica.update_failed(detail or f"version {run.key.version}: {phase.value}")
+            elif phase in (Phase.RECEIVED, Phase.LOADED):
+                replica.failures_in_row = 0
+        self._blamed.update(finish.blamed)
+        logger.info("epoch %d: %s%s", run.epoch.number, ", ".join(f"{m[0]} {p.value}" for m, p, _ in finish.outcomes), "; retry" if finish.retry else "")
+        self._close(run, finish)
+
+    def _close(self, run: _Run, finish: epochs.Finish) -> None:
+        run.stop_clocks()
+        if not run.finished.done():
+            run.finished.set_result(finish)
+
+    def _send_all(self, members: tuple[Member, ...], order: pb.AttendResponse) -> None:
+        for member in members:
+            self._attendance.send(member, order)
+
+
+def _abort(number: int, reason: str) -> pb.AttendResponse:
+    return pb.AttendResponse(abort_update=pb.AbortUpdate(epoch=number, reason=reason))

@@ -1,0 +1,135 @@
+"""Between the gateway's own types and the messages of learner.proto and feed.proto."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from learner.config import LearnerConfig
+from learner.gateway.batches import Decision
+from learner.gateway.epochs import Finish, Phase
+from learner.gateway.leases import Loan
+from learner.gateway.meter import Stats
+from learner.gateway.snapshots import Chunk
+from learner.gateway.submissions import Receipt
+from learner.gateway.terms import Row
+from learner.gateway.updates import Settlement
+from protos.identity import group_seed
+from protos.learner.v1alpha1 import feed_pb2, learner_pb2
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.trajectory.v1alpha1 import trajectory_pb2
+
+_STATUSES = {
+    "accepted": learner_pb2.RECEIPT_STATUS_ACCEPTED,
+    "duplicate": learner_pb2.RECEIPT_STATUS_DUPLICATE,
+    "unwanted": learner_pb2.RECEIPT_STATUS_UNWANTED,
+}
+_PHASES = {
+    Phase.RECEIVED: learner_pb2.UPDATE_PHASE_RECEIVED,
+    Phase.LOADED: learner_pb2.UPDATE_PHASE_LOADED,
+    Phase.FAILED: learner_pb2.UPDATE_PHASE_FAILED,
+}
+
+
+def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
+    """Encodes loans of one run."""
+
+    def encode(loan: Loan) -> learner_pb2.Lease:
+        catalog, row, group = loan.catalog, loan.row, loan.group
+        lease = learner_pb2.Lease(
+            lease_id=loan.lease_id,
+            group_id=group.group_id,
+            seq=group.seq,
+            attempt=group.attempts,
+            prompt_id=group.prompt_id,
+            prompt_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_INT32, data=catalog.ids[row]),
+            prompt_text=catalog.prompts[row].text,
+            group_size=config.sampling.group_size,
+            done=loan.done,
+            sampling=trajectory_pb2.SamplingParams(
+                temperature=config.sampling.temperature,
+                top_p=config.sampling.top_p,
+                top_k=config.sampling.top_k,
+                max_new_tokens=catalog.max_new_tokens[row],
+                stop_token_ids=catalog.stop_token_ids,
+                seed=group_seed(config.seed, group.group_id),
+            ),
+            least_version=loan.least_version,
+            lapse_s=config.lease.lapse_s,
+        )
+        lease.fields.update(catalog.prompts[row].fields)
+        return lease
+
+    return encode
+
+
+def receipt(value: Receipt) -> learner_pb2.SubmitTrajectoriesResponse:
+    return learner_pb2.SubmitTrajectoriesResponse(group_id=value.group_id, sample_index=value.sample_index, status=_STATUSES[value.status], detail=value.detail)
+
+
+def weights(value: manifest_pb2.Manifest | Chunk) -> learner_pb2.FetchWeightsResponse:
+    if isinstance(value, Chunk):
+        return learner_pb2.FetchWeightsResponse(chunk=learner_pb2.FetchWeightsResponse.Chunk(bucket=value.bucket, offset=value.offset, data=value.data))
+    return learner_pb2.FetchWeightsResponse(manifest=value)
+
+
+def header(decision: Decision, num_rows: int) -> feed_pb2.TakeBatchResponse:
+    table = [_table_row(row, owner) for row, owner in decision.table]
+    value = feed_pb2.BatchHeader(policy_step=decision.policy_step, table=table, end_of_run=decision.end_of_run, stats=_stats(decision.stats), num_rows=num_rows)
+    return feed_pb2.TakeBatchResponse(header=value)
+
+
+def batch_row(payload: bytes) -> feed_pb2.TakeBatchResponse:
+    """payload: a serialized Trajectory."""
+    return feed_pb2.TakeBatchResponse(row=trajectory_pb2.Trajectory.FromString(payload))
+
+
+def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:
+    return feed_pb2.BeginUpdateResponse(epoch=value.epoch, members=[name for name, _ in value.members], group=value.group)
+
+
+def finish(value: Finish) -> feed_pb2.EndUpdateResponse:
+    outcomes = [
+        feed_pb2.MemberOutcome(
+            replica_id=name,
+            phase=_PHASES.get(phase, learner_pb2.UPDATE_PHASE_UNSPECIFIED),
+            detail=detail or ("" if phase in _PHASES else phase.value),
+        )
+        for (name, _), phase, detail in value.outcomes
+    ]
+    return feed_pb2.EndUpdateResponse(outcomes=outcomes, retry=value.retry)
+
+
+def _table_row(row: Row, owner: int) -> feed_pb2.TableRow:
+    facts = row.facts
+    return feed_pb2.TableRow(
+        group_id=row.group_id,
+        sample_index=row.sample_index,
+        reward=math.nan if facts.reward is None else facts.reward,  # unscored is never read as 0
+        usable=facts.usable,
+        unusable_reason=facts.unusable_reason,
+        num_prompt_tokens=facts.num_prompt_tokens,
+        num_completion_tokens=facts.num_completion_tokens,
+        num_trained_tokens=facts.num_trained_tokens,
+        staleness=row.staleness,
+        owner=owner,
+        truncated=facts.truncated,
+        num_versions=len({version for version, _ in facts.spans}),
+        reward_parts=facts.reward_parts,
+    )
+
+
+def _stats(stats: Stats) -> feed_pb2.FeedStats:
+    return feed_pb2.FeedStats(
+        trainer_wait_s=stats.trainer_wait_s,
+        replica_idle_share=stats.replica_idle_share,
+        num_open=stats.num_open,
+        num_waiting=stats.num_waiting,
+        oldest_open_s=stats.oldest_open_s,
+        num_dropped=stats.num_dropped,
+        num_leased=stats.num_leased,
+        num_trained=stats.num_trained,
+        num_generated_tokens=stats.num_generated_tokens,
+        num_replicas=stats.num_replicas,
+        tokens_by_staleness=stats.tokens_by_staleness,
+    )
