@@ -108,6 +108,18 @@ async def test_what_ignores_sigterm_is_killed_with_its_children_after_the_grace(
     until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 
 
+async def test_what_a_dead_service_leaves_behind_is_killed_before_it_comes_back(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    body = (
+        "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\nsys.exit(1)"
+    )
+    async with Local(Policy(max_restarts=0)) as local:
+        local.start(script(tmp_path, "rollout-0", body))
+        await local.outcome()
+        await asyncio.to_thread(until, lambda: not is_alive(int(pid_file.read_text())))
+
+
 async def test_waiting_for_a_service_ends_when_the_run_does(tmp_path: Path) -> None:
     async with Local(QUICK) as local:
         local.start(script(tmp_path, "rollout-0", "import sys; sys.exit(2)"))
