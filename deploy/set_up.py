@@ -121,8 +121,11 @@ def requirements_of(distribution: str) -> list[str]:
 
 
 def pip(*arguments: str, advice: str) -> None:
-    command = [str(PYTHON), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments]
-    if subprocess.run(command, cwd=ROOT).returncode != 0:
+    """Runs `pip install`. What pip says is shown when it fails only: with success come conflicts that are meant."""
+    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if ran.returncode != 0:
+        sys.stderr.write(ran.stdout)
         raise SetUpError(f"`pip install {' '.join(arguments)}` failed, its own words are above.\n  What to do: {advice}")
 
 
