@@ -196,7 +196,8 @@ class SmallEngine:
         start_s = time.monotonic()
         self._stale = True
         try:
-            self._apply(tensors)
+            if self._config.apply_updates:
+                self._apply(tensors)
         except Exception as error:
             raise CommitError(f"version {version} failed in apply: {type(error).__name__}: {error}") from error
         with self._wake:

@@ -215,7 +215,8 @@ class VllmEngine:
         await self._guarded(self._accounting.settle(), end_s - time.monotonic())
 
     async def _apply(self, version: int, end_s: float, done: list[str]) -> None:
-        await self._rpc("headrace_apply", timeout_s=end_s - time.monotonic())
+        if self._config.apply_updates:
+            await self._rpc("headrace_apply", timeout_s=end_s - time.monotonic())
         done.append("apply")
         if self._config.in_flight == "recompute":
             flushed = await self._guarded(self._engine.reset_prefix_cache(reset_running_requests=True), end_s - time.monotonic())
@@ -251,7 +252,7 @@ class VllmEngine:
         return await self._guarded(self._engine.collective_rpc(method, args=arguments), timeout_s)
 
     async def _guarded(self, call: Awaitable[Result], timeout_s: float) -> Result:
-        """A call on the engine that also ends when the engine dies, or with TimeoutError."""
+        """A call on the engine. Raises EngineUnavailableError when the engine dies meanwhile or timeout_s has passed."""
         engine, task = self._engine, asyncio.ensure_future(call)
         end_s = time.monotonic() + timeout_s
         try:
@@ -260,7 +261,7 @@ class VllmEngine:
                 if not task.done() and engine.errored:
                     raise EngineUnavailableError("the engine's process died")
                 if not task.done() and time.monotonic() > end_s:
-                    raise TimeoutError(f"the engine did not answer within {timeout_s:.0f} s")
+                    raise EngineUnavailableError(f"the engine did not answer within {timeout_s:.1f} s")
             return task.result()
         finally:
             task.cancel()

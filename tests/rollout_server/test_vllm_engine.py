@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from rollout_server.config import RolloutConfig
-from rollout_server.engine import SamplingSpec
+from rollout_server.engine import EngineUnavailableError, SamplingSpec
 from rollout_server.vllm_engine import VllmEngine
 from tests.rollout_server import reference
 from tests.rollout_server.reference import Sample, largest_difference
@@ -211,7 +211,7 @@ async def test_a_pause_that_fails_leaves_the_old_version_serving(engine: VllmEng
 
     monkeypatch.setattr(engine._accounting, "settle", never)
     monkeypatch.setattr(engine, "_commit_timeout_s", 1.0)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(EngineUnavailableError, match="did not answer"):
         await engine.commit(version)
     assert engine.loaded_version == version - 1
     assert len((await drawn(engine, PROMPT, 2)).ids) == 24

@@ -52,7 +52,7 @@ class RecordingEngine:
         self.calls.append("discard")
 
 
-def fetching(version: int, calls: list[int] | None = None):  # noqa: ANN201
+def fetching(version: int, calls: list[int] | None = None):
     """FetchWeights of a gateway whose newest version is `version`, with one chunk."""
 
     async def fetch(have: int) -> AsyncIterator[pb.FetchWeightsResponse]:
@@ -93,7 +93,7 @@ async def report(driver: UpdateDriver) -> tuple[str, int, int]:
     return pb.UpdatePhase.Name(got.phase).removeprefix("UPDATE_PHASE_"), got.epoch, got.version
 
 
-async def until(condition) -> None:  # noqa: ANN001
+async def until(condition) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.01)

@@ -1,0 +1,79 @@
+"""`python -m rollout_server --config FILE`: reads the configuration, wires, serves.
+
+Exit codes: 0 after an orderly stop or the end of the run, 2 for the user's mistakes (one line each, no traceback),
+1 for everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from protos.identity import resolve_model
+from rollout_server.config import RolloutConfig
+from rollout_server.engine import Engine
+
+
+def load_config(path: Path) -> RolloutConfig:
+    """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold keys and values, got {type(values).__name__}")
+    try:
+        return RolloutConfig(**values)
+    except ValidationError as error:
+        lines = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}={e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise ValueError("\n".join(lines)) from error
+
+
+def make_engine(config: RolloutConfig, folder: Path) -> Engine:
+    """The engine that is configured; imports no other. Raises ValueError for a folder that cannot be served."""
+    if config.engine == "small":
+        from rollout_server.small_engine import SmallEngine
+
+        return SmallEngine(config, folder)
+    from rollout_server.vllm_engine import VllmEngine
+
+    return VllmEngine(config, folder)
+
+
+async def serve(config: RolloutConfig, address_file: Path | None) -> None:
+    from rollout_server.service import Service
+
+    folder = resolve_model(config.model)
+    service = Service(config, folder, make_engine(config, folder), address_file=address_file)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop)
+    await service.serve()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m rollout_server", description="Serves one model, alone or for a learner.")
+    parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of RolloutConfig")
+    parser.add_argument("--address-file", type=Path, help="gets host:port once the service listens")
+    arguments = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        asyncio.run(serve(load_config(arguments.config), arguments.address_file))
+    except ValueError as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"headrace: {line}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""The actor: leases groups when the engine has room, samples them, has them scored, submits them.
+
+    run       consumes the engine's room, produces groups, waits for room and for a lease,   unblocked by a sample's end
+    _work     consumes one group, produces its samples,     waits for the least version,     unblocked by an update
+    _sample   consumes one sample's place, produces a trajectory, waits for engine, scorer and receipt
+
+Bounds: samples being drawn ≤ the engine's room + one group; groups in hand ≤ `max_groups`. What has been drawn waits for
+its score and its receipt without holding a place in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from protos import rpc
+from protos.arrays import pack_floats, pack_ids, unpack
+from protos.identity import sample_seed
+from protos.learner.v1alpha1 import learner_pb2
+from protos.rollout.v1alpha1 import rollout_pb2
+from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
+from rollout_server.engine import Delta, EngineUnavailableError, SamplingSpec
+from rollout_server.replica import Replica
+from rollout_server.scoring import Scoring
+from rollout_server.submitting import Submitting
+from rollout_server.tokens import Tokens
+from rollout_server.wire import FINISH, sampling_spec, version_spans
+
+logger = logging.getLogger("headrace.rollout.actor")
+
+LEASE_WAIT_S = 5.0
+_POLL_S = 0.02
+_PAUSE_S = 0.2  # after a refused or failed call
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Group:
+    """A leased group in hand. A second lease of it only changes the fence."""
+
+    lease: learner_pb2.Lease
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # by sample_index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Who:
+    """As whom the actor leases and submits. Example: `Who(replica_id="a", incarnation=17, run_id="r1")`."""
+
+    replica_id: str
+    incarnation: int
+    run_id: str
+
+
+class Actor:
+    """`who()`: current identity; None while the replica does not attend."""
+
+    def __init__(
+        self, *, stub: Any, replica: Replica, tokens: Tokens, scoring: Scoring, submitting: Submitting, who: Callable[[], Who | None]
+    ) -> None:
+        self._stub = stub
+        self._replica = replica
+        self._tokens = tokens
+        self._scoring = scoring
+        self._submitting = submitting
+        self._who = who
+        self._groups: dict[str, _Group] = {}
+        self._drawing: set[tuple[str, int]] = set()  # samples that have or want a place in the engine
+        self._me: Who | None = None  # as whom the last lease was asked for
+        self._group_size = 1  # of the newest lease
+        self._changed = asyncio.Event()
+        self._serial = 0
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    async def run(self) -> None:
+        """Until cancelled: leases while there is room."""
+        try:
+            while True:
+                who = await self._room()
+                for lease in await self._lease(who):
+                    self._take(lease)
+        finally:
+            await self.abandon()
+
+    async def abandon(self) -> None:
+        """Gives up all groups in hand; the learner leases them again."""
+        tasks = [task for group in self._groups.values() for task in group.tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def finish(self) -> None:
+        """Waits until no group is in hand."""
+        while self._groups:
+            await self._wait(1.0)
+
+    # --- leasing
+
+    def _num_free(self) -> int:
+        running = max(len(self._drawing), self._replica.engine.stats().num_running)
+        return self._replica.engine.info.max_num_seqs - running
+
+    async def _room(self) -> Who:
+        """Waits until the replica may lease and the engine has room for a group."""
+        while True:
+            who = self._who()
+            if who is not None and self._replica.state == rollout_pb2.REPLICA_STATE_SERVING:
+                max_num_seqs = self._replica.engine.info.max_num_seqs
+                max_groups = 4 * math.ceil(max_num_seqs / self._group_size) + 4
+                fits = self._num_free() >= min(self._group_size, max_num_seqs)
+                if fits and len(self._groups) < max_groups:
+                    self._me = who
+                    return who
+            await self._wait(_PAUSE_S)
+
+    async def _wait(self, limit_s: float) -> None:
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), limit_s)
+        except TimeoutError:
+            return
+
+    async def _lease(self, who: Who) -> list[learner_pb2.Lease]:
+        request = learner_pb2.LeaseGroupsRequest(
+            replica_id=who.replica_id, incarnation=who.incarnation, wait_s=LEASE_WAIT_S,
+            max_groups=max(1, self._num_free() // self._group_size),
+        )  # fmt: skip
+        try:
+            response = await self._stub.LeaseGroups(request, timeout=rpc.deadline_s("LeaseGroups"))
+        except grpc.aio.AioRpcError as error:
+            logger.info("no lease: %s %s", error.code().name, error.details())
+            await asyncio.sleep(_PAUSE_S)
+            return []
+        return list(response.leases)
+
+    def _take(self, lease: learner_pb2.Lease) -> None:
+        self._group_size = max(1, lease.group_size)
+        group = self._groups.get(lease.group_id)
+        if group is None:
+            group = self._groups[lease.group_id] = _Group(lease=lease)
+        group.lease = lease
+        for index in range(lease.group_size):
+            if index not in lease.done and index not in group.tasks:
+                task = group.tasks[index] = asyncio.create_task(self._sample(group, index))
+                self._drawing.add((lease.group_id, index))
+                task.add_done_callback(lambda _, index=index: self._ended(group, index))  # type: ignore[misc]
+        self._leave_if_done(group)
+
+    def _ended(self, group: _Group, index: int) -> None:
+        self._drawing.discard((group.lease.group_id, index))
+        self._leave_if_done(group)
+
+    def _leave_if_done(self, group: _Group) -> None:
+        if all(task.done() for task in group.tasks.values()) and self._groups.get(group.lease.group_id) is group:
+            del self._groups[group.lease.group_id]
+        self._changed.set()
+
+    # --- one sample
+
+    async def _sample(self, group: _Group, index: int) -> None:
+        """From lease to receipt. Its failures are its own: the learner leases the group again when the lease lapses."""
+        try:
+            await self._produce(group, index)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # supervised edge: one sample must not take the others along
+            logger.exception("sample (%s, %d) failed", group.lease.group_id, index)
+
+    async def _produce(self, group: _Group, index: int) -> None:
+        lease = group.lease
+        spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index))
+        prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
+        start_s = time.monotonic()
+        last = await self._draw(group, index, prompt_ids, spec)
+        self._drawing.discard((lease.group_id, index))  # its place is free; score and receipt need none
+        self._changed.set()
+        if last is None:
+            return
+        generate_s = time.monotonic() - start_s
+        text = self._tokens.text(last.token_ids)
+        reward, score_s = await self._scoring.score(prompt=lease.prompt_text, completion=text, fields=lease.fields)
+        trajectory = self._trajectory(lease, index, last)
+        trajectory.reward.CopyFrom(reward)
+        trajectory.text, trajectory.generate_s, trajectory.score_s = text, generate_s, score_s
+        await self._submit(group, trajectory)
+
+    async def _draw(self, group: _Group, index: int, prompt_ids: list[int], spec: SamplingSpec) -> Delta | None:
+        """The whole completion; again from the start when the engine dies. None when a drain came first."""
+        while await self._until_loaded(group.lease.least_version):
+            self._serial += 1
+            request_id = f"{group.lease.group_id}/{index}/{self._serial}"
+            try:
+                async with aclosing(self._replica.generate(prompt_ids, spec, request_id, stream=False)) as deltas:
+                    last = await anext(deltas)
+            except EngineUnavailableError as error:
+                logger.info("sample (%s, %d) is drawn again: %s", group.lease.group_id, index, error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            return None if last.finish == "abort" else last
+        return None
+
+    async def _until_loaded(self, least_version: int) -> bool:
+        """Whether it may be drawn now (drawing earlier would break the staleness bound by one); False once the replica drains."""
+        while not self._replica.draining:
+            if self._replica.engine.loaded_version >= least_version and self._replica.state == rollout_pb2.REPLICA_STATE_SERVING:
+                return True
+            await asyncio.sleep(_POLL_S)
+        return False
+
+    def _trajectory(self, lease: learner_pb2.Lease, index: int, last: Delta) -> pb.Trajectory:
+        assert self._me is not None, "a group in hand was leased as somebody"
+        assert last.finish is not None and last.token_ids, "a finished sample has at least one token"
+        return pb.Trajectory(
+            group_id=lease.group_id, sample_index=index, prompt_ids=lease.prompt_ids,
+            completion_ids=pack_ids(last.token_ids), logprobs=pack_floats(last.logprobs),
+            spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
+            unusable_reason=self._unusable(last), replica_id=self._me.replica_id,
+        )  # fmt: skip
+
+    def _unusable(self, last: Delta) -> str:
+        if not all(math.isfinite(value) for value in last.logprobs):
+            return "non_finite_logprob"
+        if max(last.token_ids) >= self._tokens.size:
+            return "token_without_text"  # a padding row of the embedding: no tokenizer could have made it
+        return ""
+
+    async def _submit(self, group: _Group, trajectory: pb.Trajectory) -> None:
+        assert self._me is not None, "a group in hand was leased as somebody"
+        request = learner_pb2.SubmitTrajectoriesRequest(run_id=self._me.run_id, lease_id=group.lease.lease_id, trajectory=trajectory)
+        receipt = await self._submitting.submit(request)
+        if receipt.status == learner_pb2.RECEIPT_STATUS_UNWANTED:
+            logger.info("group %s is not wanted any more: %s", receipt.group_id, receipt.detail)
+            for task in group.tasks.values():
+                if task is not asyncio.current_task():
+                    task.cancel()

@@ -1,0 +1,189 @@
+"""One rollout server put together: the engine, its plain service, and its part in a learner's run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from protos import identity, rpc
+from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
+from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
+from rollout_server.actor import Actor
+from rollout_server.config import RolloutConfig
+from rollout_server.engine import Engine
+from rollout_server.membership import Left, Membership
+from rollout_server.replica import CHECK_S, Replica
+from rollout_server.scoring import Scoring
+from rollout_server.servicer import RolloutServicer
+from rollout_server.submitting import Submitting
+from rollout_server.tokens import Tokens
+
+logger = logging.getLogger("headrace.rollout.service")
+
+GRACE_S = 20.0  # for what runs, when the process is told to stop
+
+
+class Service:
+    """`serve` runs until the learner lets it go, or `stop` is called. Example: `await Service(config, folder, engine).serve()`."""
+
+    def __init__(self, config: RolloutConfig, folder: Path, engine: Engine, *, address_file: Path | None = None) -> None:
+        self._config = config
+        self._folder = folder
+        self._tokens = Tokens(folder)
+        self._replica_id = config.replica_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._incarnation = time.time_ns()
+        self._address_file = address_file
+        self._stopping = asyncio.Event()
+        self.replica = Replica(engine, attends=bool(config.learner))
+        self.actor: Actor | None = None
+        servicer = RolloutServicer(self.replica, self._tokens, replica_id=self._replica_id, model=config.model, learner=config.learner)
+        self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)])
+
+    @property
+    def address(self) -> str:
+        """host:port once it is bound."""
+        return f"{self._config.address.rsplit(':', 1)[0]}:{self.server.port}"
+
+    def stop(self) -> None:
+        """Orderly: what runs is finished within GRACE_S, the learner gets a goodbye."""
+        self._stopping.set()
+
+    async def serve(self) -> None:
+        """Raises ValueError for the user's mistakes (a model that cannot be served, a port in use, a learner's refusal)."""
+        await self.server.start()
+        if self._address_file is not None:
+            _write_atomically(self._address_file, self.address)
+        try:
+            await self._until_stopped(self.replica.start())
+            if self._stopping.is_set():
+                return
+            logger.info("serves %s by %s at %s", self._config.model, self.replica.engine.info.name, self.address)
+            await self._run()
+        finally:
+            await self.server.stop(grace_s=1.0)
+            await self.replica.engine.stop()
+
+    async def _until_stopped(self, work: Awaitable[None]) -> None:
+        """Runs `work` to its end or until stop(); raises what it raises."""
+        task, stop = asyncio.ensure_future(work), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            stop.cancel()
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _run(self) -> None:
+        background = [asyncio.create_task(self.replica.supervise()), asyncio.create_task(self._health())]
+        try:
+            if self._config.learner:
+                await self._take_part()
+            else:
+                await self._stopping.wait()
+                await self.replica.drain(GRACE_S)
+        finally:
+            for task in background:
+                task.cancel()
+
+    async def _health(self) -> None:
+        """Health checks say SERVING while the engine draws for anybody."""
+        while True:
+            serving = self.replica.state in (rollout_pb2.REPLICA_STATE_SERVING, rollout_pb2.REPLICA_STATE_WAITING)
+            await self.server.ready(serving)
+            await asyncio.sleep(CHECK_S)
+
+    # --- a learner's run
+
+    async def _take_part(self) -> None:
+        """Attends run after run, or one only with exit_when_finished."""
+        while not self._stopping.is_set():
+            try:
+                await self._attend_one()
+            except Left as left:
+                logger.info("%s", left)
+                if self._config.exit_when_finished or not left.finished:
+                    return
+                await self.replica.restart("the run is over, the next one starts from the base weights")
+
+    async def _attend_one(self) -> None:
+        async with AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(rpc.channel(self._config.learner))
+            stub = learner_pb2_grpc.LearnerServiceStub(channel)
+            scoring = Scoring(self._config.rewards, timeout_s=self._config.score_timeout_s)
+            submitting = Submitting(stub)
+
+            def welcomed(welcome: learner_pb2.Welcome) -> None:
+                scoring.scorer = welcome.scorer
+
+            membership = Membership(
+                stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
+            )  # fmt: skip
+            self.actor = Actor(
+                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who
+            )  # fmt: skip
+            attending = asyncio.create_task(membership.attend())
+            acting = asyncio.create_task(self.actor.run())
+            carriers = [asyncio.create_task(scoring.run()), asyncio.create_task(submitting.run())]
+            stop = asyncio.create_task(self._stopping.wait())
+            try:
+                done, _ = await asyncio.wait([attending, acting, *carriers, stop], return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stop}:
+                    task.result()
+                await self._goodbye(membership, attending)
+            finally:
+                await _cancel([attending, acting, *carriers, stop])
+
+    async def _goodbye(self, membership: Membership, attending: asyncio.Task[None]) -> None:
+        """Finishes what is in hand, then leaves; leases not finished are free at once."""
+        await self._drain(GRACE_S)
+        membership.leave()
+        with suppress(TimeoutError, Left):
+            await asyncio.wait_for(attending, 5.0)
+
+    async def _drain(self, grace_s: float) -> None:
+        """Takes nothing new, and gives groups in hand grace_s to be drawn, scored and received."""
+        assert self.actor is not None
+        self.replica.draining = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.actor.finish(), grace_s)
+        await self.replica.drain(0.0)
+
+    def _hello(self) -> learner_pb2.Hello:
+        info = self.replica.engine.info
+        return learner_pb2.Hello(
+            replica_id=self._replica_id, incarnation=self._incarnation, run_id=self._config.run_id, contract=identity.CONTRACT,
+            base_weights_digest=identity.weights_digest(self._folder), tokenizer_digest=identity.tokenizer_digest(self._folder),
+            template_digest=identity.template_digest(self._folder), address=self.address, transports=self._transports(),
+            served_dtype=self._config.dtype, max_model_len=info.max_model_len, engine=info.name, device_uuid=info.device_uuid,
+        )  # fmt: skip
+
+    def _transports(self) -> list[learner_pb2.Transport]:
+        """Best first. A replica of several workers is one receiver, hence takes its weights by the stream alone."""
+        if self._config.tensor_parallel > 1:
+            return [learner_pb2.TRANSPORT_GRPC]
+        device = [learner_pb2.TRANSPORT_NCCL] if self.replica.engine.info.device_uuid else []
+        return [*device, learner_pb2.TRANSPORT_GLOO, learner_pb2.TRANSPORT_GRPC]
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Readers see the whole text or no file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.rename(path)

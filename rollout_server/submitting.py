@@ -1,0 +1,110 @@
+"""Submits finished samples until each has its receipt.
+
+    submit    produces a sample, waits for room and then its receipt,      unblocked by the receipt
+    _writer   consumes the order of samples, waits for the next,           unblocked by submit
+    run       consumes receipts, waits for the learner,                    unblocked by a receipt or the stream's end
+
+Receipts come in the order of submission. A stream that breaks is opened again, and whatever has no receipt is sent again
+in the same order; the learner's account knows samples by identity, so twice does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from protos import rpc
+from protos.learner.v1alpha1 import learner_pb2 as pb
+
+logger = logging.getLogger("headrace.rollout.submitting")
+
+MAX_PENDING = 1024  # samples without receipt; beyond it submit blocks, and with it sampling
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Entry:
+    request: pb.SubmitTrajectoriesRequest
+    receipt: asyncio.Future[pb.SubmitTrajectoriesResponse]
+
+
+class MalformedError(Exception):
+    """The learner calls a submission malformed: a defect of this program, and sending it again would not help."""
+
+
+class Submitting:
+    """`stub`: LearnerServiceStub."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._room = asyncio.Semaphore(MAX_PENDING)
+        self._unsent: asyncio.Queue[_Entry] = asyncio.Queue()
+        self._sent: dict[tuple[str, int], _Entry] = {}  # in order of sending
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._sent) + self._unsent.qsize()
+
+    async def submit(self, request: pb.SubmitTrajectoriesRequest) -> pb.SubmitTrajectoriesResponse:
+        """Returns the receipt, however long the learner is away."""
+        async with self._room:
+            entry = _Entry(request=request, receipt=asyncio.get_running_loop().create_future())
+            self._unsent.put_nowait(entry)
+            return await entry.receipt
+
+    async def run(self) -> None:
+        """Until cancelled. Raises MalformedError."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            await self._something_to_send()
+            before = self.num_pending
+            try:
+                await self._stream()
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                    raise MalformedError(f"the learner refused a trajectory as malformed: {error.details()}") from None
+                logger.info("submissions: %s %s; %d samples wait for their receipt", error.code().name, error.details(), self.num_pending)
+            if self.num_pending < before:
+                wait_s = _FIRST_WAIT_S
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def _something_to_send(self) -> None:
+        """No stream is held open for nothing."""
+        while not self._sent and self._unsent.empty():
+            entry = await self._unsent.get()
+            self._sent[_key(entry.request.trajectory)] = entry
+
+    async def _stream(self) -> None:
+        call = self._stub.SubmitTrajectories(timeout=rpc.deadline_s("SubmitTrajectories"))
+        writer = asyncio.create_task(self._writer(call))
+        try:
+            async for receipt in call:
+                entry = self._sent.pop((receipt.group_id, receipt.sample_index), None)
+                if entry is not None and not entry.receipt.done():
+                    entry.receipt.set_result(receipt)
+        finally:
+            writer.cancel()
+            call.cancel()
+
+    async def _writer(self, call: Any) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees why the stream ended
+            for key, entry in list(self._sent.items()):
+                if entry.receipt.done():
+                    self._sent.pop(key, None)  # nobody waits any more
+                else:
+                    await call.write(entry.request)
+            while True:
+                entry = await self._unsent.get()
+                if not entry.receipt.done():
+                    self._sent[_key(entry.request.trajectory)] = entry
+                    await call.write(entry.request)
+
+
+def _key(trajectory: Any) -> tuple[str, int]:
+    return trajectory.group_id, trajectory.sample_index
