@@ -104,7 +104,8 @@ class OneMore(Limits):
 
 def window_over_the_first_of_the_queue(open_groups: Iterable[tuple[int, bool]], *, num_groups: int, window: int) -> list[int]:
     """Any complete group among the first W that are still outside."""
-    outside, entered = sorted(open_groups), []
+    outside = sorted(open_groups)
+    entered: list[int] = []
     while len(entered) < num_groups:
         ready = [pair for pair in outside[:window] if pair[1]]
         if not ready:
