@@ -107,7 +107,7 @@ def blocking_channel(address: str, security: Security = OPEN) -> grpc.Channel:
     return grpc.intercept_channel(opened, _BlockingTokenClient(security.token)) if security.token else opened
 
 
-class _BlockingTokenClient(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class _BlockingTokenClient(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     """Adds the bearer token to every call of a thread's channel."""
 
     def __init__(self, token: str) -> None:

@@ -161,7 +161,8 @@ class Pusher:
         request = feed_pb2.BeginUpdateRequest(incarnation=self._incarnation, rank=self._rank, version=version, attempt=attempt)
         if self._store is not None:
             request.store_host, request.store_port = self._store_host, self._store.port
-        return self._feed.BeginUpdate(request, timeout=rpc.deadline_s("BeginUpdate"), wait_for_ready=True)
+        answer: feed_pb2.BeginUpdateResponse = self._feed.BeginUpdate(request, timeout=rpc.deadline_s("BeginUpdate"), wait_for_ready=True)
+        return answer
 
     def _send(self, version: int, snapshot: OpenSnapshot, begin: feed_pb2.BeginUpdateResponse) -> feed_pb2.EndUpdateRequest:
         """One epoch's sending; its failure is part of the answer."""

@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import nn
 
 from learner.weights.plan import TransferPlan, make_plan
 from learner.weights.shards import gather_int64, read_shards
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.staging import DTYPES, digest
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PARENT = Path("/dev/shm")
 
 
@@ -64,15 +63,15 @@ class SnapshotWriter:
         group: dist.ProcessGroup | None = None,
         keep: int = 2,
     ) -> None:
-        if served_dtype not in _DTYPES:
-            raise ValueError(f"served dtype {served_dtype!r} is none of {', '.join(_DTYPES)}")
+        if served_dtype not in DTYPES:
+            raise ValueError(f"served dtype {served_dtype!r} is none of {', '.join(DTYPES)}")
         self._group = group
         self._world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self._rank = dist.get_rank(group) if dist.is_initialized() else 0
         self._root = root
         self._incarnation = incarnation
         self._dtype_name = served_dtype
-        self._dtype = _DTYPES[served_dtype]
+        self._dtype = DTYPES[served_dtype]
         self._keep = keep
         self._shards = read_shards(model, itemsize=self._dtype.itemsize, group=group, world_size=self._world_size)
         self.plan = make_plan(self._shards.tensors, self._shards.rows, num_owners=self._world_size, bucket_bytes=bucket_bytes)
@@ -134,7 +133,7 @@ class SnapshotWriter:
         data = np.frombuffer(memory, dtype=np.uint8)
         mine = [piece for piece in self.plan.slices if piece.owner == self._rank]
         spans = [(starts[piece.bucket] + piece.bucket_offset, piece.num_bytes) for piece in mine]
-        digests = [xxhash.xxh3_64_intdigest(data[start : start + count]) for start, count in spans]
+        digests = [digest(data[start : start + count]) for start, count in spans]
         del data, target  # the map cannot be closed while they look into it
         return digests
 

@@ -42,7 +42,8 @@ def tolerate_push_failures() -> None:
 def make_gloo(store: dist.Store, host: str, port: int, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
     """Listens on the interface by which this machine reaches the store. Raises RuntimeError at the timeout."""
     assert device.type == "cpu", "gloo moves host memory"
-    options = dist.ProcessGroupGloo._Options()  # the constructor without options picks the interface of the host name
+    # Its stub lacks the options. The constructor without them picks the interface of the host name.
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=_local_address(host, port))]
     return dist.ProcessGroupGloo(store, rank, size, options)

@@ -164,7 +164,7 @@ class TransferGroup:
         address = self.address
         store = dist.TCPStore(address.host, address.port, is_master=False, wait_for_workers=False, timeout=remaining())
         self._store = dist.PrefixStore(address.key, store)
-        self._store.set(f"here/{self.rank}", b"1")
+        self._store.set(f"here/{self.rank}", "1")
         self._await_peers(remaining())
         make = backends.make_gloo if address.transport == "gloo" else backends.make_nccl
         self._backend = make(self._store, address.host, address.port, self.rank, len(self.roles), remaining(), self.device)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -16,9 +17,9 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 _NAMED = 8  # tensors named in a message; the rest is counted
 
 
-def digest(data: memoryview | bytes | np.ndarray) -> int:  # type: ignore[type-arg]
-    """xxh3_64 of bytes, as the manifest holds it."""
-    return xxhash.xxh3_64_intdigest(data)
+def digest(data: npt.NDArray[np.uint8]) -> int:
+    """xxh3_64 of contiguous bytes, as the manifest holds it."""
+    return xxhash.xxh3_64_intdigest(data.data)
 
 
 class VerifiedStaging:
@@ -51,7 +52,7 @@ class Staging:
         device = device or torch.device("cpu")
         self._storage = [torch.empty(tensor_bytes(t), dtype=torch.uint8, device=device) for t in manifest.tensors]
         self._good = [False] * len(manifest.slices)
-        self._partial: dict[int, tuple[np.ndarray, int]] = {}  # type: ignore[type-arg]  # bucket to (bytes, how many came)
+        self._partial: dict[int, tuple[npt.NDArray[np.uint8], int]] = {}  # bucket to (bytes, how many came)
 
     def write_bucket(self, bucket: int, data: torch.Tensor) -> None:
         """A whole bucket, uint8 [num_bytes] on the CPU or on staging's device. A slice with another digest stays missing."""

@@ -87,12 +87,12 @@ class Gateway(feed_pb2_grpc.FeedServiceServicer):
             spec.receiver_rank = rank
             self.replicas[member].tell(f"{spec.SerializeToString().hex()} {manifest.SerializeToString().hex()} {first.version}")
 
-    def BeginUpdate(self, request: feed_pb2.BeginUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.BeginUpdateResponse:  # noqa: N802
+    def BeginUpdate(self, request: feed_pb2.BeginUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.BeginUpdateResponse:
         self.requests[request.rank] = request
         self.barrier.wait(20)
         return feed_pb2.BeginUpdateResponse(epoch=self.epoch, members=[f"replica-{m}" for m in self.members], group=self.spec)
 
-    def EndUpdate(self, request: feed_pb2.EndUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.EndUpdateResponse:  # noqa: N802
+    def EndUpdate(self, request: feed_pb2.EndUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.EndUpdateResponse:
         self.ends[request.rank] = request
         self.ended.wait(30)
         outcomes = [feed_pb2.MemberOutcome(replica_id=f"replica-{m}", phase=learner_pb2.UPDATE_PHASE_RECEIVED) for m in self.members]

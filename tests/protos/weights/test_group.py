@@ -101,6 +101,11 @@ def test_a_closed_group_refuses_at_once(store: dist.TCPStore) -> None:
         group.broadcast(torch.zeros(8, dtype=torch.uint8), root=0, what="bucket 0", timeout_s=10)
 
 
+def send_twice(group: TransferGroup, data: torch.Tensor) -> None:
+    for _ in range(2):
+        group.broadcast(data, root=0, what="bucket 1", timeout_s=1.5)
+
+
 @pytest.fixture
 def peer(store: dist.TCPStore) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", PEER, "127.0.0.1", str(store.port), "peer"]
@@ -119,8 +124,7 @@ def test_a_receiver_stopped_or_killed_mid_push_costs_one_deadline_at_most(store:
     peer.send_signal(signal_number)
     began = time.monotonic()
     with pytest.raises(TransferError, match=r"gloo group peer, bucket 1: .*its peers are receiver 1; the group is given up"):
-        for _ in range(2):  # a killed peer's socket may take a first bucket
-            group.broadcast(data, root=0, what="bucket 1", timeout_s=1.5)
+        send_twice(group, data)  # a killed peer's socket may take a first bucket
     assert time.monotonic() - began < 4.0
     assert group.closed
     assert exchange(store, "next") == list(range(8))

@@ -118,10 +118,10 @@ def test_a_dtype_that_is_not_served_is_refused() -> None:
 
 
 def test_a_wrong_prefix_shows_as_nothing_matched() -> None:  # faults.md 6
+    wrong = manifest()
+    for tensor in wrong.tensors:
+        tensor.name = f"module.{tensor.name}"
     with pytest.raises(TransferError, match=r"0 of 2 names match; missing: model\.a\.weight, model\.b\.weight; unknown: module\.model\.a\.weight"):
-        wrong = manifest()
-        for tensor in wrong.tensors:
-            tensor.name = f"module.{tensor.name}"
         check_names(wrong, [("model.a.weight", (2, 2)), ("model.b.weight", (8,))])
 
 
