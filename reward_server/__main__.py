@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from protos import rpc
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
+from reward_server.accounts import Limits, ScorerSpec
 from reward_server.config import RewardConfig
-from reward_server.pool import Limits, Pool, ScorerSpec
+from reward_server.pool import Pool
 from reward_server.servicer import RewardServicer
 
 log = logging.getLogger("headrace.reward_server.main")

@@ -1,13 +1,15 @@
 """What the service and a scorer process say to each other: msgpack over one socket pair.
 
 Service to process: first `[SCHEMA, memory_bytes, [[name, use, args, limit_s], ...]]`, then batches
-`[scorer_index, [[seq, prompt, completion, fields], ...]]` with fields a serialized Struct.
+`[scorer_index, [[seq, prompt, completion, fields], ...]]` with fields a serialized Struct. While calls of an async
+scorer run, further batches of the same scorer may follow, and `[CANCEL, [seq, ...]]` for calls nobody waits for.
 Process to service: first `[SCHEMA, True, [[description, is_async], ...]]` or `[SCHEMA, False, what is wrong]`, then `[seq, None, value, parts]` or `[seq, reason, detail]` a call, and `[]` as a sign of life of an event loop.
 """
 
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -16,6 +18,7 @@ import msgpack
 from reward_server.outcome import Outcome, Reason, Scored, Unscored
 
 SCHEMA = 1
+CANCEL = -1
 MAX_ANSWER_BYTES = 1 << 20  # of all answers that wait in one read; an answer itself is far smaller
 _READ_BYTES = 1 << 18
 
@@ -50,9 +53,28 @@ def answers() -> msgpack.Unpacker:
     return msgpack.Unpacker(max_buffer_size=MAX_ANSWER_BYTES)
 
 
-def messages(connection: socket.socket) -> Iterator[list[Any]]:
-    """Messages as they come, blocking; ends when the other side is gone."""
-    unpacker = msgpack.Unpacker(max_buffer_size=0)  # a prompt may be as large as a gRPC message may be
-    while data := connection.recv(_READ_BYTES):
-        unpacker.feed(data)
-        yield from unpacker
+class Inbox:
+    """The process's side: messages of the service as they come."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.waiting: deque[list[Any]] = deque()
+        self._unpacker = msgpack.Unpacker(max_buffer_size=0)  # a prompt may be as large as a gRPC message may be
+
+    def read(self) -> None:
+        """Adds to `waiting` what one read completes, maybe nothing; blocks until there are bytes. Raises EOFError when the service is gone."""
+        data = self.connection.recv(_READ_BYTES)
+        if not data:
+            raise EOFError("the service is gone")
+        self._unpacker.feed(data)
+        self.waiting.extend(self._unpacker)
+
+    def all(self) -> Iterator[list[Any]]:
+        """Messages, blocking, until the service is gone."""
+        try:
+            while True:
+                while self.waiting:
+                    yield self.waiting.popleft()
+                self.read()
+        except EOFError:
+            return

@@ -27,6 +27,7 @@ class Item:
     answer: Callable[[Outcome], None]  # called once, unless the owner is forgotten
     alone: bool = False  # goes in a batch of its own: it may be what broke a batch before
     gone: bool = False  # nobody waits for it any more
+    sent_at_s: float = 0.0  # loop time when it was given to a process
 
     @property
     def num_bytes(self) -> int:
@@ -57,10 +58,10 @@ class Lanes:
             self._lanes.move_to_end(key, last=False)
             self._count += 1
 
-    def take(self, room: Callable[[int], int]) -> list[Item]:
-        """The next batch, of one lane: at most room(scorer) items; room 0 passes a lane over. Empty: nothing may go now."""
+    def take(self, room: Callable[[Item], int]) -> list[Item]:
+        """The next batch, of one lane: at most room(its first item) items; room 0 passes a lane over. Empty: nothing may go now."""
         for key in list(self._lanes):
-            num_items = room(key[1])
+            num_items = room(self._lanes[key][0])
             if num_items > 0:
                 batch = _cut(self._lanes[key], num_items)
                 self._count -= len(batch)

@@ -15,11 +15,11 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reward_server import channel, rules
+from reward_server.accounts import Account, Limits, ScorerSpec
 from reward_server.fleet import Fleet, Told
 from reward_server.lanes import Item, Lanes
 from reward_server.outcome import Outcome, Unscored
@@ -31,47 +31,6 @@ log = logging.getLogger("headrace.reward_server.pool")
 TICK_S = 0.025
 DEATH_WORDS_S = 0.5  # how long a process whose socket closed may take to end by itself
 BLOCKED_S = 60.0
-_PACE_WEIGHT = 0.2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScorerSpec:
-    """One scorer to be run.
-
-    Example: `ScorerSpec(name="sums", use="last_number", args={"field": "answer"}, limit_s=10.0)`
-    """
-
-    name: str
-    use: str  # built-in name or "module:function"
-    args: dict[str, Any]
-    limit_s: float  # wall-clock limit of one call
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Bounds of a pool; fields as in RewardConfig."""
-
-    workers: int = 1
-    spares: int = 1
-    max_slow: int = 8
-    patience_s: float = 0.25
-    memory_bytes: int = 4 << 30
-    load_limit_s: float = 120.0
-
-
-@dataclass(kw_only=True, slots=True)
-class Account:
-    """What the pool knows of one scorer."""
-
-    spec: ScorerSpec
-    description: str = ""
-    is_async: bool = False
-    num_answered: int = 0  # unscored ones included
-    num_unscored: int = 0
-    num_busy: int = 0  # processes at its calls, without the slow ones
-    num_slow: int = 0
-    pace_s: float = 0.001  # running mean of a sync call's time
-    blocked_until_s: float = 0.0  # until then its async calls go one by one
 
 
 class Pool:
@@ -113,11 +72,14 @@ class Pool:
         self._dispatch_soon()
 
     def forget(self, owner: Hashable) -> None:
-        """Drops an owner's calls: queued ones at once, a running one when it outlasts the patience."""
+        """Drops an owner's calls: queued and async ones at once, a running sync one when it outlasts the patience."""
         self._lanes.drop(owner)
         for process in self._busy:
-            for item in process.unanswered.values():
-                item.gone = item.gone or item.owner == owner
+            gone = [item for item in process.unanswered.values() if item.owner == owner]
+            for item in gone:
+                item.gone = True
+            if self.accounts[process.scorer].is_async:
+                process.cancel([item.seq for item in gone])
 
     async def stop(self) -> None:
         """Kills and reaps every process. Calls still queued are not answered."""
@@ -150,11 +112,11 @@ class Pool:
 
     def _dispatch(self) -> None:
         self._is_dispatching = False
-        now_s = asyncio.get_running_loop().time()
-        while self._idle and self._num_working() < self._limits.workers:
-            batch = self._lanes.take(lambda scorer: self._room(self.accounts[scorer], now_s))
-            if not batch:
-                break
+        while len(self._lanes) and (batch := self._lanes.take(self._room)):
+            process = self._joinable(batch[0])
+            if process is not None:
+                process.add(batch)
+                continue
             process = self._idle.pop()
             process.is_slow = False
             self.accounts[batch[0].scorer].num_busy += 1
@@ -166,17 +128,33 @@ class Pool:
     def _num_working(self) -> int:
         return sum(account.num_busy for account in self.accounts)
 
-    def _room(self, account: Account, now_s: float) -> int:
-        """Calls of a scorer that may go now; 0: none."""
+    def _room(self, head: Item) -> int:
+        """Calls that may go now from the lane that begins with `head`; 0: none."""
+        account = self.accounts[head.scorer]
+        process = self._joinable(head)
+        if process is not None:
+            return rules.MAX_TOGETHER - len(process.unanswered)
+        if not self._idle or self._num_working() >= self._limits.workers:
+            return 0
         if not rules.may_start(num_busy=account.num_busy, num_slow=account.num_slow, max_slow=max(self._limits.max_slow, self._limits.workers)):
             return 0
         return rules.batch_items(
             is_async=account.is_async,
-            blocks=now_s < account.blocked_until_s,
+            blocks=self._blocks(account),
             pace_s=account.pace_s,
             num_queued=len(self._lanes),
             num_workers=self._limits.workers,
         )
+
+    def _joinable(self, head: Item) -> ScorerProcess | None:
+        """A process that runs calls of the same async scorer and has room for more."""
+        account = self.accounts[head.scorer]
+        if head.alone or not account.is_async or self._blocks(account):
+            return None
+        return next((process for process in self._busy if process.scorer == head.scorer and _has_room(process)), None)
+
+    def _blocks(self, account: Account) -> bool:
+        return asyncio.get_running_loop().time() < account.blocked_until_s
 
     # -- answers: consumes messages of busy processes, produces outcomes and idle processes
 
@@ -200,22 +178,16 @@ class Pool:
             self._dispatch_soon()
 
     def _conclude(self, item: Item, outcome: Outcome) -> None:
-        account = self.accounts[item.scorer]
-        account.num_answered += 1
-        account.num_unscored += isinstance(outcome, Unscored)
-        if not item.gone:
-            item.answer(outcome)
+        if item.gone:
+            return
+        self.accounts[item.scorer].count(outcome)
+        item.answer(outcome)
 
     def _leave(self, process: ScorerProcess, now_s: float) -> None:
         """Takes a process out of the busy ones and updates its scorer's account."""
         self._busy.discard(process)
-        account = self.accounts[process.scorer]
-        if process.is_slow:
-            account.num_slow -= 1
-        else:
-            account.num_busy -= 1
         took_s = min(now_s - process.batch_at_s, self._limits.patience_s) / process.batch_items
-        account.pace_s += _PACE_WEIGHT * (took_s - account.pace_s)
+        self.accounts[process.scorer].leave(was_slow=process.is_slow, took_s=took_s)
 
     # -- watch: every TICK_S while a process is busy
 
@@ -235,12 +207,14 @@ class Pool:
 
     def _judge(self, process: ScorerProcess, now_s: float) -> None:
         account = self.accounts[process.scorer]
+        oldest = next(iter(process.unanswered.values()))
         verdict = rules.verdict(
             is_async=account.is_async,
             num_unanswered=len(process.unanswered),
             all_gone=_all_gone(process, account.is_async),
             is_slow=process.is_slow,
-            running_s=now_s - (process.batch_at_s if account.is_async else process.call_at_s),
+            running_s=now_s - (oldest.sent_at_s if account.is_async else process.call_at_s),
+            occupied_s=now_s - (process.batch_at_s if account.is_async else process.call_at_s),
             silent_s=now_s - process.beat_at_s,
             limit_s=account.spec.limit_s,
             patience_s=self._limits.patience_s,
@@ -260,8 +234,7 @@ class Pool:
     def _set_aside(self, process: ScorerProcess, account: Account) -> None:
         """The process becomes slow. Calls of a sync batch behind the running one go elsewhere."""
         process.is_slow = True
-        account.num_busy -= 1
-        account.num_slow += 1
+        account.turn_slow()
         if not account.is_async and len(process.unanswered) > 1:
             process.is_spent = True  # it would go on with calls that are no longer its own
             others = list(process.unanswered)[1:]
@@ -312,6 +285,13 @@ class Pool:
         log.warning("a call of scorer %s took process %d down: %s", account.spec.name, process.pid, words)
         for item in process.unanswered.values():
             self._conclude(item, Unscored(f"{words} during the call", "error"))
+
+
+def _has_room(process: ScorerProcess) -> bool:
+    """Whether an async scorer's process may take more calls: it works, is not full, and does not try one alone."""
+    if process.is_dead or not 0 < len(process.unanswered) < rules.MAX_TOGETHER:
+        return False
+    return not next(iter(process.unanswered.values())).alone
 
 
 def _all_gone(process: ScorerProcess, is_async: bool) -> bool:

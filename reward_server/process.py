@@ -84,8 +84,21 @@ class ScorerProcess(asyncio.Protocol):
         now_s = asyncio.get_running_loop().time()
         self.scorer, self.batch_items = scorer, len(batch)
         self.batch_at_s = self.call_at_s = self.beat_at_s = now_s
-        self.unanswered = {item.seq: item for item in batch}
-        self._line.write(channel.encode([scorer, [[item.seq, item.prompt, item.completion, item.fields] for item in batch]]))
+        self.add(batch)
+
+    def add(self, batch: list[Item]) -> None:
+        """Sends calls of the same async scorer to a process that has some, too."""
+        assert self._line is not None and not self.is_dead, "not ready"
+        now_s = asyncio.get_running_loop().time()
+        for item in batch:
+            item.sent_at_s = now_s
+            self.unanswered[item.seq] = item
+        self._line.write(channel.encode([self.scorer, [[item.seq, item.prompt, item.completion, item.fields] for item in batch]]))
+
+    def cancel(self, seqs: list[int]) -> None:
+        """Asks an async scorer's process to drop calls; each is still answered."""
+        if self._line is not None and not self.is_dead and seqs:
+            self._line.write(channel.encode([channel.CANCEL, seqs]))
 
     def data_received(self, data: bytes) -> None:
         """Hands on answers. Bytes that are no messages mean that user code wrote to our socket: the process is killed."""

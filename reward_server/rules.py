@@ -10,6 +10,7 @@ import math
 from enum import Enum, auto
 
 MAX_BATCH_ITEMS = 64
+MAX_TOGETHER = 256  # async calls in one process
 BATCH_S = 0.005  # aim of a sync batch: short beside any limit, long beside the cost of a message
 KILL_GRACE_S = 1.0  # an async call that ignores its own timeout gets this much more
 SILENCE_S = 0.8  # an event loop without a sign of life for so long is blocked
@@ -47,15 +48,25 @@ def may_start(*, num_busy: int, num_slow: int, max_slow: int) -> bool:
 
 
 def verdict(
-    *, is_async: bool, num_unanswered: int, all_gone: bool, is_slow: bool, running_s: float, silent_s: float, limit_s: float, patience_s: float
+    *,
+    is_async: bool,
+    num_unanswered: int,
+    all_gone: bool,
+    is_slow: bool,
+    running_s: float,
+    occupied_s: float,
+    silent_s: float,
+    limit_s: float,
+    patience_s: float,
 ) -> Verdict:
-    """running_s: since the running call (async: the batch) began; silent_s: since the last sign of life of an event loop."""
+    """running_s: since the running call (async: the oldest) began; occupied_s: the same, async: since the process was last
+    idle; silent_s: since the last sign of life of an event loop."""
     if all_gone and running_s > patience_s:
         return Verdict.ABANDONED
     if running_s > (limit_s + KILL_GRACE_S if is_async else limit_s):
         return Verdict.RETRY_ALONE if is_async and num_unanswered > 1 else Verdict.TIMEOUT
     if is_async and num_unanswered > 1 and silent_s > SILENCE_S:
         return Verdict.RETRY_ALONE
-    if running_s > patience_s and not is_slow:
+    if occupied_s > patience_s and not is_slow:
         return Verdict.SLOW
     return Verdict.WAIT

@@ -30,18 +30,20 @@ def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
     connection = socket.socket(fileno=descriptor)
-    received = channel.messages(connection)
+    inbox = channel.Inbox(connection)
+    received = inbox.all()
     schema, memory_bytes, scorers = next(received)
     assert schema == channel.SCHEMA, f"service speaks schema {schema}, this process {channel.SCHEMA}"
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     try:
-        calls = [_Scorer(connection, name, use, args, limit_s) for name, use, args, limit_s in scorers]
+        calls = [_Scorer(inbox, index, *scorer) for index, scorer in enumerate(scorers)]
     except ValueError as error:
         connection.sendall(channel.encode([channel.SCHEMA, False, clean(" ".join(str(error).split()))]))
         return
     connection.sendall(channel.encode([channel.SCHEMA, True, [[call.loaded.description, call.loaded.is_async] for call in calls]]))
     for index, items in received:
-        calls[index].answer_all(items)
+        if index != channel.CANCEL:  # too late: what it names has been answered
+            calls[index].answer_all(items)
 
 
 def _die_with(parent: int) -> None:
@@ -52,15 +54,17 @@ def _die_with(parent: int) -> None:
 
 
 class _Scorer:
-    """One configured scorer and where its answers go."""
+    """One configured scorer, where its calls come from and its answers go."""
 
-    def __init__(self, connection: socket.socket, name: str, use: str, args: dict[str, Any], limit_s: float) -> None:
+    def __init__(self, inbox: channel.Inbox, index: int, name: str, use: str, args: dict[str, Any], limit_s: float) -> None:
         try:
             self.loaded = registry.load(use, args)
         except ValueError as error:
             raise ValueError(f"scorer {name!r}: {error}") from None
-        self._connection = connection
+        self._inbox = inbox
+        self._index = index
         self._limit_s = limit_s
+        self._running: dict[int, asyncio.Task[None]] = {}  # async calls by seq
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def answer_all(self, items: list[tuple[int, str, str, bytes]]) -> None:
@@ -82,12 +86,41 @@ class _Scorer:
             return _raised(error)
 
     async def _together(self, items: list[tuple[int, str, str, bytes]]) -> None:
-        """Runs the calls of an async function side by side, with signs of life meanwhile."""
-        beat = asyncio.ensure_future(self._beat())
+        """Runs the calls of an async function side by side, and those that come meanwhile, with signs of life."""
+        loop = asyncio.get_running_loop()
+        beat = loop.create_task(self._beat())
+        loop.add_reader(self._inbox.connection, self._take_more)
         try:
-            await asyncio.gather(*(self._one_async(*item) for item in items))
+            self._begin(items)
+            self._take_waiting()
+            while self._running:
+                await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            loop.remove_reader(self._inbox.connection)
             beat.cancel()
+
+    def _begin(self, items: list[tuple[int, str, str, bytes]]) -> None:
+        for item in items:
+            self._running[item[0]] = asyncio.get_running_loop().create_task(self._one_async(*item))
+
+    def _take_more(self) -> None:
+        """Called when the service has sent something."""
+        try:
+            self._inbox.read()
+        except EOFError:
+            os._exit(0)
+        self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        """Begins more of the same and cancels; once all is answered, a batch of another scorer may wait, too, and stays."""
+        waiting = self._inbox.waiting
+        while waiting and waiting[0][0] in (self._index, channel.CANCEL):
+            index, items = waiting.popleft()
+            if index != channel.CANCEL:
+                self._begin(items)
+            else:
+                for task in filter(None, map(self._running.get, items)):
+                    task.cancel()
 
     async def _one_async(self, seq: int, prompt: str, completion: str, data: bytes) -> None:
         outcome: Outcome
@@ -96,11 +129,12 @@ class _Scorer:
                 outcome = checked(await self.loaded.call(prompt, completion, fields.decode(data)))
         except BaseException as error:  # the supervised edge: the service counts it
             outcome = Unscored(f"no answer within limit_s={self._limit_s:g}", "timeout") if limit.expired() else _raised(error)
+        del self._running[seq]
         self._answer(seq, outcome)
 
     async def _beat(self) -> None:
         while True:
-            self._connection.sendall(channel.encode([]))
+            self._inbox.connection.sendall(channel.encode([]))
             await asyncio.sleep(BEAT_S)
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
@@ -110,7 +144,7 @@ class _Scorer:
         return self._loop
 
     def _answer(self, seq: int, outcome: Outcome) -> None:
-        self._connection.sendall(channel.encode(channel.answer(seq, outcome)))
+        self._inbox.connection.sendall(channel.encode(channel.answer(seq, outcome)))
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:
