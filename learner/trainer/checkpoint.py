@@ -49,7 +49,7 @@ def _counters(optimizer: Optimizer, policy_step: int) -> dict[str, int]:
 def random_state() -> dict[str, Tensor]:
     """State of every generator of this process as integer tensors."""
     version, words, gauss = random.getstate()
-    name, key, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    _, key, position, has_gauss, cached = np.random.get_state()
     state = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor([version, *words]),
@@ -134,7 +134,7 @@ class Saver:
             self._thread = None
 
     def _save(self, policy_step: int, state: dict[str, Any], started: float, blocked_s: float) -> None:
-        cut = self._folder / f"step-{policy_step:06d}"  # no cut before the gateway puts its marker into it
+        cut = self._folder / f"step-{policy_step:06d}.tmp"  # the gateway marks it and takes the suffix away
         before = self.report
         try:
             if dist.get_rank() == 0:

@@ -63,7 +63,7 @@ class Feed:
 
     async def _open(self, address: str) -> tuple[grpc.aio.Channel, feed_pb2_grpc.FeedServiceStub]:
         channel = rpc.channel(address)
-        return channel, feed_pb2_grpc.FeedServiceStub(channel)  # type: ignore[no-untyped-call]
+        return channel, feed_pb2_grpc.FeedServiceStub(channel)
 
     def _run(self, coroutine: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -91,7 +91,7 @@ class WeightFiles:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [p.name for p in sorted(folder.glob("*.safetensors"))]
         if not names:
             raise ValueError(f"no *.safetensors in {folder}; convert the model to safetensors first")
-        self._handles = [safe_open(folder / name, framework="pt") for name in names]  # type: ignore[no-untyped-call]
+        self._handles = [safe_open(folder / name, framework="pt") for name in names]
         self._where: dict[str, Any] = {}
 
     def __enter__(self) -> WeightFiles:

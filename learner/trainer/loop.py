@@ -47,7 +47,6 @@ class End:
 def run(parts: Parts, step: int) -> End:
     """Trains from policy step `step` until there is no batch any more or a rank was told to stop. Collective."""
     config, clock, leaving = parts.config, parts.clock, False
-    shuffle_seed = config.seed if config.control == "shuffled_rewards" else None
     published = parts.publisher.publish(step, will_save=False)
     while not leaving:
         with clock.time("wait"):
@@ -55,7 +54,7 @@ def run(parts: Parts, step: int) -> End:
         if batch is None:
             return End(published=published, finished=True)
         with clock.time("train"):
-            minibatches = table.cut(batch.table, num_minibatches=config.optimizer.minibatches, normalize=config.algorithm.normalize, shuffle_seed=shuffle_seed)
+            minibatches = table.cut(batch.table, num_minibatches=config.optimizer.minibatches, normalize=config.algorithm.normalize)
             result = train_step(
                 parts.policy, parts.optimizer, batch.samples, minibatches, algorithm=config.algorithm, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix
             )

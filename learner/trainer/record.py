@@ -39,7 +39,7 @@ class Recorder:
             "time_s": time.time(),
             **summary_of_batch(batch),
             **summary_of_result(result, clip_low=self._clip[0], clip_high=self._clip[1]),
-            "seconds": {**{name: 0.0 for name in ("wait", "train", "snapshot", "save")}, "push": push.last_seconds, **seconds},
+            "seconds": {**dict.fromkeys(("wait", "train", "snapshot", "save"), 0.0), "push": push.last_seconds, **seconds},
             "trainer_idle_share": seconds.get("wait", 0.0) / total_s,
             "trained_tokens_per_s": sum(entry.num_trained_tokens for entry in batch.table if entry.usable) / total_s,
             "generated_tokens_per_s": batch.stats.num_generated_tokens / total_s,

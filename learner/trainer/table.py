@@ -6,7 +6,7 @@ everywhere without a collective, whatever rank holds which payload.
 
 from __future__ import annotations
 
-import random
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -71,31 +71,26 @@ def groups_of(table: Sequence[Entry]) -> dict[str, list[Entry]]:
     return groups
 
 
-def cut(table: Sequence[Entry], *, num_minibatches: int, normalize: bool, shuffle_seed: int | None = None) -> list[Minibatch]:
-    """The batch as minibatches of whole groups, as equal in number as they can be, in table order.
-
-    shuffle_seed: permutes the rewards inside each group first (a control that must not learn); None: as they are.
-    """
+def cut(table: Sequence[Entry], *, num_minibatches: int, normalize: bool) -> list[Minibatch]:
+    """The batch as minibatches of whole groups, as equal in number as they can be, in table order."""
     groups = list(groups_of(table).values())
     bounds = [round(i * len(groups) / num_minibatches) for i in range(num_minibatches + 1)]
-    return [_minibatch(groups[start:end], normalize, shuffle_seed) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [_minibatch(groups[start:end], normalize) for start, end in itertools.pairwise(bounds)]
 
 
-def _minibatch(groups: Sequence[Sequence[Entry]], normalize: bool, shuffle_seed: int | None) -> Minibatch:
+def _minibatch(groups: Sequence[Sequence[Entry]], normalize: bool) -> Minibatch:
     usable = [entry for group in groups for entry in group if entry.usable and entry.num_trained_tokens]
     advantages: dict[SampleId, float] = {}
     for group in groups:
-        advantages.update(_advantages([entry for entry in group if entry.usable], normalize, shuffle_seed))
+        advantages.update(_advantages([entry for entry in group if entry.usable], normalize))
     trained = {entry.id: advantages[entry.id] for entry in usable if advantages[entry.id] != 0.0}
     return Minibatch(advantages=trained, counts=Counts(num_tokens=sum(e.num_trained_tokens for e in usable), num_sequences=len(usable)))
 
 
-def _advantages(usable: Sequence[Entry], normalize: bool, shuffle_seed: int | None) -> dict[SampleId, float]:
+def _advantages(usable: Sequence[Entry], normalize: bool) -> dict[SampleId, float]:
     if not usable:
         return {}
     rewards = [entry.reward for entry in usable]
-    if shuffle_seed is not None:
-        random.Random(f"{shuffle_seed}:{usable[0].group_id}").shuffle(rewards)
     values = group_advantages(torch.tensor(rewards, dtype=torch.float64), normalize=normalize).tolist()
     return {entry.id: value for entry, value in zip(usable, values, strict=True)}
 

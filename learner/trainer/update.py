@@ -86,7 +86,7 @@ def _backward(policy: Policy, row: Row, counts: Counts, algorithm: AlgorithmConf
         loss = token_mean(losses, num_tokens=counts.num_tokens)
     else:
         loss = sequence_mean(losses, row.sequence_tokens, num_sequences=counts.num_sequences)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     detached = logprob.detach()
     sums |= {"targets": torch.tensor(row.num_targets), "neg_logprob": -detached.sum(), "input_tokens": torch.tensor(row.ids.numel() if row.num_targets else 0)}
     return _RowResult(loss=loss.detach(), sums=sums, log_ratio=(detached - row.behaviour).float())

@@ -1,0 +1,207 @@
+"""The loop of one rank against a FeedService in the same process, snapshot, push, cut, metrics and export included."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoModelForCausalLM
+
+from learner.config import LearnerConfig
+from learner.trainer import loop
+from learner.trainer.checkpoint import Saver, restore
+from learner.trainer.clock import Clock
+from learner.trainer.export import export
+from learner.trainer.feed import Feed, Leave, RunFailed
+from learner.trainer.optimizer import Optimizer
+from learner.trainer.publish import Publisher
+from learner.trainer.record import Recorder
+from learner.weights.push import Pusher
+from learner.weights.snapshot import SnapshotWriter
+from tests.learner.trainer import rig
+from tests.learner.trainer.fake_feed import FakeFeed, serving
+from tests.learner.trainer.gradients import whole
+
+# Losses of four steps on fixed data. Derived by `pytest -s -k curve tests/learner/trainer/test_loop.py`, which prints them
+# (torch 2.13 on a CPU, one thread; a change of a last digit is arithmetic, a change beyond the tolerance is a change of the method).
+GOLDEN = [0.3454254, 0.269977, 0.3775534, 0.1741552]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rig.llama(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
+    with rig.group(0, 1, tmp_path_factory.mktemp("store") / "one") as made:
+        yield made
+
+
+def config(run_dir: Path, folder: Path, **changes: Any) -> LearnerConfig:
+    values: dict[str, Any] = {
+        "run_dir": run_dir, "model": str(folder), "steps": 4, "data": {"prompts": "unused"}, "sampling": {"temperature": rig.TEMPERATURE},
+        "optimizer": {"lr": 1e-2, "warmup_updates": 2, "minibatches": 2}, "trainer": {"row_tokens": 40}, "checkpoint": {"every_steps": 2},
+    }  # fmt: skip
+    return LearnerConfig.model_validate({**values, **changes})
+
+
+def batches(step: int) -> tuple[list[Any], list[Any]]:
+    made = rig.samples(3, 4, seed=100 + step)
+    return rig.entries(made), made
+
+
+def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path) -> loop.Parts:
+    policy = rig.policy(folder, mesh)
+    optimizer = Optimizer(policy.causal_lm.named_parameters(), settings.optimizer)
+    feed = Feed(address, incarnation=7, rank=0, patience_s=5.0)
+    feed.register(1)
+    writer = SnapshotWriter(policy.causal_lm, root=settings.run_dir / "snapshots", incarnation=7, served_dtype="float32", bucket_bytes=4096)
+    pusher = Pusher(address=address, incarnation=7, rank=0, world_size=1, device=torch.device("cpu"), store_host="127.0.0.1")
+    return loop.Parts(
+        config=settings, feed=feed, policy=policy, optimizer=optimizer, publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
+        saver=Saver(folder=settings.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
+        recorder=Recorder(settings.run_dir, active=True, clip=(0.2, 0.28)), clock=Clock(), stop=threading.Event(),
+    )  # fmt: skip
+
+
+def weights(made: loop.Parts) -> dict[str, torch.Tensor]:
+    return {name: whole(p) for name, p in made.policy.causal_lm.named_parameters()}
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def unbroken(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> Iterator[tuple[loop.Parts, FakeFeed, loop.End]]:
+    """A run of four steps from end to end."""
+    fake = FakeFeed(batches, num_steps=4)
+    with serving(fake) as address:
+        made = parts(mesh, config(tmp_path, folder), address, folder)
+        end = loop.run(made, 0)
+        made.saver.wait()
+        yield made, fake, end
+        made.publisher.pusher.close(timeout_s=5)
+        made.feed.close()
+
+
+def test_every_step_is_taken_closed_and_published_and_cuts_are_announced(unbroken: tuple[loop.Parts, FakeFeed, loop.End]) -> None:
+    made, fake, end = unbroken
+    assert end.finished and end.published.policy_step == 4
+    assert [r.policy_step for r in fake.named("TakeBatch")] == [0, 1, 2, 3, 4]
+    assert [(r.policy_step, r.will_save) for r in fake.named("CloseBatch")] == [(0, False), (1, False), (2, True), (3, False), (4, True)]
+    assert [(r.policy_step, r.error) for r in fake.named("SaveCut")] == [(2, ""), (4, "")]
+    assert [line["step"] for line in lines(made.config.run_dir)] == [1, 2, 3, 4]
+    last = lines(made.config.run_dir)[-1]
+    assert last["version"] == 5 and last["num_updates"] == 2 and not last["no_signal"] and last["grad_norm"] > 0
+    assert last["reward_mean"] == pytest.approx(0.25) and last["completion_tokens_max"] <= 6
+    assert len((made.config.run_dir / "samples.jsonl").read_text().splitlines()) == 16
+
+
+def test_resumed_from_a_cut_equals_unbroken(unbroken: tuple[loop.Parts, FakeFeed, loop.End], tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
+    whole_run, _, _ = unbroken
+    fake = FakeFeed(batches, num_steps=4)
+    with serving(fake) as address:
+        resumed = parts(mesh, config(tmp_path / "again", folder), address, folder)
+        step = restore(whole_run.config.run_dir / "checkpoints" / "step-000002", resumed.policy.causal_lm, resumed.optimizer)
+        assert (step, resumed.optimizer.num_updates) == (2, 4)
+        loop.run(resumed, step)
+        resumed.saver.wait()
+        resumed.publisher.pusher.close(timeout_s=5)
+        resumed.feed.close()
+    for name, tensor in weights(resumed).items():
+        assert torch.equal(tensor, weights(whole_run)[name]), name
+    assert resumed.optimizer.num_updates == whole_run.optimizer.num_updates == 8
+
+
+def test_exported_model_loads_in_transformers_with_equal_values(unbroken: tuple[loop.Parts, FakeFeed, loop.End], folder: Path) -> None:
+    made, _, end = unbroken
+    out = made.config.run_dir / "model"
+    export(snapshot_dir=end.published.snapshot.folder, model_dir=folder, out_dir=out)
+    loaded, info = AutoModelForCausalLM.from_pretrained(out, dtype="auto", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and loaded.dtype == torch.float32
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, weights(made)[name]), name
+    assert "lm_head.weight" not in load_file(out / "model.safetensors")  # faults.md 119: the tied head once
+    assert (out / "generation_config.json").exists()
+
+
+def test_loss_curve_is_the_recorded_one(unbroken: tuple[loop.Parts, FakeFeed, loop.End]) -> None:
+    made, _, _ = unbroken
+    losses = [line["loss"] for line in lines(made.config.run_dir)]
+    print(f"losses: {losses}")
+    assert losses == pytest.approx(GOLDEN, abs=2e-5)
+
+
+def test_told_to_stop_the_rank_saves_and_leaves_after_the_running_step(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
+    fake = FakeFeed(batches, num_steps=100)
+    with serving(fake) as address:
+        made = parts(mesh, config(tmp_path, folder, steps=100, checkpoint={"every_steps": None}), address, folder)
+        made.stop.set()
+        end = loop.run(made, 0)
+        made.saver.wait()
+        made.publisher.pusher.close(timeout_s=5)
+        made.feed.close()
+    assert not end.finished and end.published.policy_step == 1
+    assert [(r.policy_step, r.error) for r in fake.named("SaveCut")] == [(1, "")]
+
+
+def test_no_signal_changes_neither_weights_nor_moments_nor_schedule(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
+    # faults.md 79: every group flat, so there is no token to train on; the step still closes and publishes.
+    def flat(step: int) -> tuple[list[Any], list[Any]]:
+        table, made = batches(step)
+        return [replace(entry, reward=0.4) for entry in table], made
+
+    fake = FakeFeed(lambda step: batches(step) if step == 0 else flat(step), num_steps=1)
+    with serving(fake) as address:
+        made = parts(mesh, config(tmp_path, folder), address, folder)
+        loop.run(made, 0)
+        before = weights(made), {k: whole(v) for k, v in made.optimizer.state().items()}
+        fake._num_steps = 2
+        loop.run(made, 1)
+        after = weights(made), {k: whole(v) for k, v in made.optimizer.state().items()}
+        made.saver.wait()
+        made.publisher.pusher.close(timeout_s=5)
+        made.feed.close()
+    for left, right in zip(before, after, strict=True):
+        assert all(torch.equal(left[name], right[name]) for name in left)
+    assert made.optimizer.num_updates == 2
+    last = lines(tmp_path)[-1]
+    assert last["no_signal"] and last["num_updates"] == 0 and last["zero_signal_share"] == 1.0
+    assert fake.named("CloseBatch")[-1].policy_step == 2
+
+
+def test_a_run_that_cannot_go_on_says_why(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
+    fake = FakeFeed(batches, num_steps=4)
+    fake.abort = (grpc.StatusCode.ABORTED, "256 groups dropped one after another")
+    with serving(fake) as address:
+        feed = Feed(address, incarnation=7, rank=0, patience_s=5.0)
+        with pytest.raises(RunFailed, match="256 groups dropped"):
+            feed.take_batch(0, stop=threading.Event())
+        feed.close()
+
+
+def test_a_rank_told_to_stop_does_not_wait_long_for_a_batch(tmp_path: Path) -> None:
+    class Silent(FakeFeed):
+        async def TakeBatch(self, request: Any, context: Any) -> Any:
+            await asyncio.sleep(60)
+            yield None
+
+    stop = threading.Event()
+    stop.set()
+    with serving(Silent(batches, num_steps=4)) as address:
+        feed = Feed(address, incarnation=7, rank=0)
+        with pytest.raises(Leave, match="step 3"):
+            feed.take_batch(3, stop=stop)
+        feed.close()

@@ -1,0 +1,125 @@
+"""Packed rows and their mask, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.trainer.mask import PROMPT, attention_mask
+from learner.trainer.packing import Row, WeightedSample, dummy_row, pack
+from learner.trainer.samples import Sample
+from tests.learner.trainer import rig
+
+
+def sample(prompt: list[int], completion: list[int], *, group: str = "g", index: int = 0, mask: list[int] | None = None) -> WeightedSample:
+    made = Sample(
+        group_id=group, sample_index=index, prompt_ids=torch.tensor(prompt), completion_ids=torch.tensor(completion),
+        behaviour=-torch.tensor(completion, dtype=torch.float32), loss_mask=torch.tensor(mask or [1] * len(completion), dtype=torch.bool),
+    )  # fmt: skip
+    return WeightedSample(sample=made, advantage=float(index + 1))
+
+
+def test_two_branches_share_their_prompt() -> None:
+    (row,) = pack([sample([5, 6], [7, 2]), sample([5, 6], [8], index=1), sample([5, 6], [9, 3, 2], index=2)], row_tokens=64, share_prefix=True)
+    assert row.ids.tolist() == [5, 6, 7, 9, 3]  # the last token of a completion predicts nothing
+    assert row.position.tolist() == [0, 1, 2, 2, 3]
+    assert row.branch.tolist() == [PROMPT, PROMPT, 0, 2, 2]
+    assert row.query.tolist() == [1, 2, 1, 1, 3, 4]
+    assert row.target.tolist() == [7, 2, 8, 9, 3, 2]
+    assert row.advantage.tolist() == [1, 1, 2, 3, 3, 3]
+    assert row.behaviour.tolist() == [-7, -2, -8, -9, -3, -2]
+    assert row.sequence_tokens.tolist() == [2, 2, 1, 3, 3, 3]
+
+
+def test_targets_never_cross_a_border() -> None:
+    # faults.md 48: [10 | 11, 12] and [20 | 21] in one row: 11 after 10, 12 after 11, 21 after 20, and nothing after 12 or 21
+    (row,) = pack([sample([10], [11, 12], group="a"), sample([20], [21], group="b")], row_tokens=64, share_prefix=True)
+    pairs = {(int(row.ids[q]), int(t)) for q, t in zip(row.query, row.target, strict=True)}
+    assert pairs == {(10, 11), (11, 12), (20, 21)}
+    assert row.document.tolist() == [0, 0, 1] and row.position.tolist() == [0, 1, 0]
+
+
+def test_a_branch_sees_its_prompt_and_itself_only() -> None:
+    # prompt p p, branches a a and b, then another document q
+    document, branch = torch.tensor([0, 0, 0, 0, 0, 1]), torch.tensor([PROMPT, PROMPT, 0, 0, 1, PROMPT])
+    assert attention_mask(document, branch)[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_masked_tokens_are_read_but_not_trained_on() -> None:
+    (row,) = pack([sample([5], [7, 8, 9], mask=[1, 0, 1])], row_tokens=64, share_prefix=True)
+    assert row.ids.tolist() == [5, 7, 8]
+    assert row.target.tolist() == [7, 9] and row.query.tolist() == [0, 2]
+    assert row.sequence_tokens.tolist() == [2, 2]
+
+
+def test_a_sample_longer_than_the_budget_gets_its_own_row_whole() -> None:
+    # faults.md 93: budget 100, input lengths 60, 60, 101
+    made = [sample([1], list(range(1, n + 1)), group=str(i)) for i, n in enumerate((60, 60, 101))]
+    rows = pack(made, row_tokens=100, share_prefix=True)
+    assert sorted(row.ids.numel() for row in rows) == [60, 60, 101]
+    assert sum(row.num_targets for row in rows) == 60 + 60 + 101
+
+
+def test_a_group_too_long_for_a_row_repeats_its_prompt() -> None:
+    # prompt of 4, three bodies of 3: two fit into 10 tokens
+    made = [sample([1, 2, 3, 4], [5, 6, 7, 8], index=i) for i in range(3)]
+    assert sorted(row.ids.numel() for row in pack(made, row_tokens=10, share_prefix=True)) == [7, 10]
+
+
+def test_a_sample_without_a_trained_token_makes_no_row() -> None:
+    assert pack([sample([1], [2, 3], mask=[0, 0])], row_tokens=10, share_prefix=True) == []
+
+
+def test_different_prompts_in_one_group_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"samples 0 and 1 of group g.*share_prefix=false"):
+        pack([sample([1], [2]), sample([3], [2], index=1)], row_tokens=10, share_prefix=True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 60), st.booleans(), st.integers(0, 1000))
+def test_every_trained_token_is_a_target_once_and_budgets_hold(row_tokens: int, share: bool, seed: int) -> None:
+    made = rig.samples(4, 3, seed=seed)
+    rows = pack([WeightedSample(sample=s, advantage=1.0) for s in made], row_tokens=row_tokens, share_prefix=share)
+    expected = sorted(float(b) for s in made for b in s.behaviour[s.loss_mask])
+    assert sorted(float(b) for row in rows for b in row.behaviour) == expected
+    longest = max(s.prompt_ids.numel() + s.completion_ids.numel() - 1 for s in made)
+    assert all(row.ids.numel() <= max(row_tokens, longest) for row in rows)
+    assert all(_document_is_one_prompt_and_branches(row) for row in rows)
+
+
+def _document_is_one_prompt_and_branches(row: Row) -> bool:
+    for document in row.document.unique():
+        here = row.document == document
+        prompt = int((row.branch[here] == PROMPT).sum())
+        for branch in row.branch[here].unique():
+            positions = row.position[here & (row.branch == branch)]
+            start = 0 if int(branch) == PROMPT else prompt
+            if positions.tolist() != list(range(start, start + positions.numel())):
+                return False
+    return True
+
+
+def test_a_dummy_row_has_a_token_and_no_target() -> None:
+    row = dummy_row()
+    assert row.ids.numel() == 1 and row.num_targets == 0
+
+
+def test_array_lengths_that_disagree_are_refused() -> None:
+    # faults.md 49, 50
+    with pytest.raises(ValueError, match=r"2 completion ids but 3 logprobs"):
+        Sample(group_id="g", sample_index=0, prompt_ids=torch.tensor([1]), completion_ids=torch.tensor([1, 2]), behaviour=torch.zeros(3), loss_mask=torch.ones(2, dtype=torch.bool))
+
+
+def test_a_log_prob_that_is_not_finite_is_refused() -> None:
+    # faults.md 47
+    with pytest.raises(ValueError, match="not finite"):
+        Sample(group_id="g", sample_index=0, prompt_ids=torch.tensor([1]), completion_ids=torch.tensor([1]), behaviour=torch.tensor([float("nan")]), loss_mask=torch.tensor([True]))

@@ -1,0 +1,61 @@
+"""What follows from the table alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from learner.trainer.table import Entry, cut, zero_signal_share
+
+
+def entry(group: str, index: int, reward: float, **changes: object) -> Entry:
+    made = Entry(
+        group_id=group, sample_index=index, reward=reward, usable=True, num_prompt_tokens=3, num_completion_tokens=10, num_trained_tokens=10,
+        staleness=0, owner=0, truncated=False, num_versions=1,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_lost_members_add_nothing_to_any_denominator() -> None:
+    # faults.md 62, 77: two of four usable: normalised on the two, 20 tokens of 2 sequences
+    table = [entry("g", 0, 1.0), entry("g", 1, 0.0), entry("g", 2, 9.0, usable=False), entry("g", 3, 7.0, usable=False)]
+    (made,) = cut(table, num_minibatches=1, normalize=True)
+    assert dict(made.advantages) == {("g", 0): 1.0, ("g", 1): -1.0}
+    assert (made.counts.num_tokens, made.counts.num_sequences) == (20, 2)
+
+
+def test_a_flat_group_counts_in_the_denominator_and_trains_nothing() -> None:
+    table = [entry("a", 0, 1.0), entry("a", 1, 0.0), entry("b", 0, 0.4), entry("b", 1, 0.4)]
+    (made,) = cut(table, num_minibatches=1, normalize=True)
+    assert set(made.advantages) == {("a", 0), ("a", 1)}
+    assert made.counts.num_tokens == 40
+    assert zero_signal_share(table) == 0.5
+
+
+def test_a_fully_masked_sample_sets_the_baseline_and_trains_nothing() -> None:
+    table = [entry("g", 0, 1.0), entry("g", 1, 0.0, num_trained_tokens=0), entry("g", 2, 0.5)]
+    (made,) = cut(table, num_minibatches=1, normalize=False)
+    assert dict(made.advantages) == {("g", 0): 0.5}  # the third lies on the mean
+    assert (made.counts.num_tokens, made.counts.num_sequences) == (20, 2)
+
+
+def test_an_empty_response_is_unusable_and_moves_no_peer() -> None:
+    # faults.md 80: reward 10 of the empty one is not a member's; the peer alone has no spread
+    table = [entry("g", 0, 10.0, usable=False, num_completion_tokens=0, num_trained_tokens=0), entry("g", 1, 0.0)]
+    (made,) = cut(table, num_minibatches=1, normalize=True)
+    assert made.advantages == {}
+
+
+def test_rows_are_matched_by_id_and_not_by_position() -> None:
+    # faults.md 67
+    table = [entry("a", 0, 1.0), entry("b", 0, 0.0), entry("a", 1, 0.0), entry("b", 1, 1.0)]
+    (made,) = cut(table, num_minibatches=1, normalize=True)
+    assert dict(made.advantages) == {("a", 0): 1.0, ("a", 1): -1.0, ("b", 0): -1.0, ("b", 1): 1.0}
+
+
+@pytest.mark.parametrize(("num_minibatches", "sizes"), [(1, [5]), (2, [2, 3]), (5, [1, 1, 1, 1, 1])])
+def test_minibatches_hold_whole_groups(num_minibatches: int, sizes: list[int]) -> None:
+    table = [entry(f"g{g}", i, float(i)) for g in range(5) for i in range(2)]
+    made = cut(table, num_minibatches=num_minibatches, normalize=True)
+    assert [m.counts.num_sequences // 2 for m in made] == sizes
