@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from learner.config import LearnerConfig
@@ -88,6 +89,7 @@ class Child:
     async def start(self, kill_at: str = "") -> str:
         """Its address once it says SERVING."""
         self.config_path.write_text(self._config.model_dump_json())
+        (self._config.run_dir / "gateway.address").unlink(missing_ok=True)
         environment = {**os.environ, "HEADRACE_KILL_AT": kill_at}
         self.process = await asyncio.create_subprocess_exec(sys.executable, "-m", "learner.gateway", "--config", str(self.config_path), cwd=ROOT, env=environment, stderr=asyncio.subprocess.DEVNULL)
         path = self._config.run_dir / "gateway.address"
@@ -95,6 +97,10 @@ class Child:
             assert self.process.returncode is None, "the gateway ended before it served"
             await asyncio.sleep(0.02)
         address = path.read_text().strip()
+        async with rpc.channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            while (await health.Check(health_pb2.HealthCheckRequest())).status != health_pb2.HealthCheckResponse.SERVING:
+                await asyncio.sleep(0.02)
         self._config = self._config.model_copy(update={"address": address})
         return address
 
