@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_only_companions_of_torch_that_do_not_import_are_removed(monkeypatch: py
 def test_a_requirement_that_is_not_satisfied_is_not_installed() -> None:
     assert set_up.is_installed("pip>=20")
     assert not set_up.is_installed("pip<1")
+
+
+def test_a_wheel_that_only_lies_at_hand_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "at_hand-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("at_hand-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: at-hand\nVersion: 1.0\n")
+        wheel.writestr("at_hand-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("at_hand-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert not set_up.is_installed("at-hand")
 
 
 def test_an_engine_is_installed_beside_the_given_torch_without_its_own_choice_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
