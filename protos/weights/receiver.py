@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from protos import faultpoints
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
@@ -109,6 +110,7 @@ class Receiver:
         pending = start(0) if buckets else None
         for index, bucket in enumerate(buckets):
             assert pending is not None
+            faultpoints.point("receive_bucket")
             pending.wait(cancelled)
             pending = start(index + 1) if index + 1 < len(buckets) else None
             staging.write_bucket(index, buffers[index % 2][: bucket.num_bytes])

@@ -134,7 +134,7 @@ class Run:
             "optimizer": {"lr": 1e-3},
             "trainer": {"threads": 1, "device": "cpu"},
             "checkpoint": {"every_steps": 2},
-            "push": {"collective_timeout_s": 5, "deadline_s": 15, "prepare_s": 2},
+            "push": {"collective_timeout_s": 5, "deadline_s": 15, "prepare_s": 2, "bucket_bytes": 1 << 16},
         }
 
     def prompts(self) -> Path:
