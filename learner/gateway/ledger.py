@@ -183,11 +183,9 @@ class Ledger:
             return self._plan(account.replays[policy_step].groups, [])
         stale = [seq for seq in sorted(account.waiting) if account.groups[seq].rolled_back and self._oldest(seq) > self.limits.max_staleness]
         outside = [(seq, complete) for seq, complete in account.outside() if seq not in stale]
-        wanted = self.limits.groups_per_step
-        if data_ended and outside and all(complete for _, complete in outside):
-            wanted = min(wanted, len(outside))
+        wanted = min(self.limits.groups_per_step, len(outside)) if data_ended else self.limits.groups_per_step
         chosen = choose(outside, num_groups=wanted, window=self.limits.window)
-        if len(chosen) == wanted:
+        if chosen and len(chosen) == wanted:
             return self._plan(tuple(chosen), stale)
         return None, self._made(type="dropped", groups=stale, reason="rolled_back") if stale else None
 

@@ -71,7 +71,7 @@ async def test_an_append_is_answered_only_after_its_sync(tmp_path: Path, monkeyp
         synced.append(os.fstat(file).st_size)
 
     journal = opened(tmp_path)
-    monkeypatch.setattr(journal_module.os, "fdatasync", slow)
+    monkeypatch.setattr(os, "fdatasync", slow)
     position = await journal.append({"n": 1}, b"x" * 100)
     assert synced and synced[-1] >= position.offset + HEAD_BYTES + 100
     await journal.close()
@@ -154,7 +154,7 @@ async def test_a_second_opener_is_refused_also_in_another_process(tmp_path: Path
     with pytest.raises(JournalLocked, match=rf"is open in another process \(pid {os.getpid()}\): one run folder has one gateway"):
         Journal(tmp_path)
     code = f"from pathlib import Path; from learner.gateway.journal import Journal; Journal(Path({str(tmp_path)!r}))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    other = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert "JournalLocked" in other.stderr
     await journal.close()
     assert await read(tmp_path) == []
@@ -182,11 +182,11 @@ async def test_a_full_disk_is_an_error_to_every_waiter_and_the_log_stays_readabl
         real(file, [b"".join(buffers)[:30]])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(journal_module.os, "writev", half_then_full)
+    monkeypatch.setattr(os, "writev", half_then_full)
     results = await asyncio.gather(journal.append({"n": 1}), journal.append({"n": 2}), return_exceptions=True)
     assert [type(result) for result in results] == [JournalFailed, JournalFailed]
     assert "No space left on device; make room" in str(results[0])
-    monkeypatch.setattr(journal_module.os, "writev", real)
+    monkeypatch.setattr(os, "writev", real)
     with pytest.raises(JournalFailed):  # what followed a lost record could not be replayed, so nothing more is taken
         await journal.append({"n": 3})
     await journal.close()
@@ -195,7 +195,7 @@ async def test_a_full_disk_is_an_error_to_every_waiter_and_the_log_stays_readabl
 
 async def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = opened(tmp_path)
-    monkeypatch.setattr(journal_module.os, "writev", lambda file, buffers: os.write(file, b"".join(buffers)[:7]))
+    monkeypatch.setattr(os, "writev", lambda file, buffers: os.write(file, b"".join(buffers)[:7]))
     await asyncio.gather(journal.append({"n": 0}, b"abc"), journal.append({"n": 1}, b"def"))
     await journal.close()
     assert await read(tmp_path) == [(0, b"abc"), (1, b"def")]
@@ -215,8 +215,7 @@ async def test_callers_wait_while_too_many_bytes_are_behind(tmp_path: Path) -> N
 
 async def test_a_new_segment_is_durable_by_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    real = journal_module._sync_folder
-    monkeypatch.setattr(journal_module, "_sync_folder", lambda folder: (synced.append(folder), real(folder)))
+    monkeypatch.setattr(journal_module, "_sync_folder", synced.append)
     journal = opened(tmp_path, segment_bytes=20)
     await journal.append({"n": 0})
     await journal.append({"n": 1})

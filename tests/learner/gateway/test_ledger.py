@@ -260,6 +260,14 @@ def test_zero_signal_is_a_spread_below_a_millionth_among_usable_samples(rewards:
     assert (answer.group, answer.reason) == (("complete", "") if kept else ("dropped", "zero_signal"))
 
 
+def test_the_reward_of_an_unusable_sample_is_no_signal() -> None:
+    ledger = started(group_size=3, zero_signal=True)
+    (name,) = opened(ledger, 1)
+    ledger.submit(name, 0, facts(0.0, reason="non_finite_logprob"))
+    ledger.submit(name, 1, facts(1.0))
+    assert ledger.submit(name, 2, facts(1.0)).reason == "zero_signal"
+
+
 def test_groups_without_signal_are_kept_where_the_filter_is_off() -> None:
     ledger = started()
     (name,) = opened(ledger, 1)
@@ -378,7 +386,7 @@ def test_a_rollback_replays_the_same_plans_in_order_and_counts_nothing_twice() -
     ledger.rollback(1)
     counts = ledger.counts()
     assert (counts.trained, counts.open, ledger.step, ledger.lineage, ledger.published) == (2, 4, 1, 1, None)
-    assert ledger.room() == 0 and ledger.trained_tokens_by_staleness() == {0: 8}
+    assert ledger.room() == 0 and ledger.head_seq is None and ledger.trained_tokens_by_staleness() == {0: 8}
     version, _ = ledger.publish(1)
     assert (version.number, version.lineage, version.step) == (5, 1, 1)  # 1 to 4 were published before, and no number is used twice
     for step, groups in [(1, (2, 3)), (2, (4, 5))]:
@@ -447,7 +455,7 @@ def test_a_lease_that_lived_through_a_rollback_is_dropped_when_it_drew_with_too_
     ledger.publish(1)
     plan, record = ledger.form(1)
     assert plan is None and record is not None and ledger.counts().dropped == {"rolled_back": 1}
-    assert ledger.room() == 1
+    assert ledger.room() == 1 and ledger.account.drops_in_row == 0  # no fault of the prompts
     completed(ledger, opened(ledger, 1)[0], version=4)
     plan, _ = ledger.form(1)
     assert plan is not None and plan.groups == (2, 4)

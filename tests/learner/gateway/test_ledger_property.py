@@ -34,7 +34,7 @@ def limits(max_staleness: int, window: int, groups_per_step: int) -> Limits:
 @pytest.mark.parametrize("life", ["steady", "rollbacks", "abandons"])
 def test_no_life_breaks_the_bound_the_balance_or_progress(max_staleness: int, window: int, groups_per_step: int, life: str) -> None:
     ages: set[int] = set()
-    for seed in range(50):
+    for seed in range(30):
         rules = limits(max_staleness, window, groups_per_step)
         simulation = Simulation(ledger=Ledger(rules), seed=seed, rollbacks=life != "steady", abandons=life == "abandons")
         simulation.run(1000)
