@@ -44,7 +44,7 @@ def _say(message: str) -> None:
 
 
 def says_mistakes(command: Command) -> Command:
-    """A ValueError of a command becomes its message and exit code 2."""
+    """A command's ValueError is the user's: its message and exit code 2. What else may end a run: its message and 1."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **keywords: Any) -> None:
@@ -54,11 +54,14 @@ def says_mistakes(command: Command) -> Command:
         except ValueError as error:
             _say(str(error))
             raise typer.Exit(2) from None
+        except (RuntimeError, TimeoutError) as error:
+            _say(str(error))
+            raise typer.Exit(1) from None
 
     return wrapped  # type: ignore[return-value]
 
 
-app = typer.Typer(cls=Mistaken, no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Reinforcement learning for language models: rollout, reward and learner as separate services.")
+app = typer.Typer(cls=Mistaken, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, help="Reinforcement learning for language models: rollout, reward and learner as separate services.")
 serve = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run one service alone.")
 app.add_typer(serve, name="serve")
 

@@ -3,6 +3,7 @@
     attend    consumes orders, produces calls on driver and actor's end,  waits for the learner,   unblocked by its orders
     _beat     consumes the replica's load, produces heartbeats,           waits for the clock
     _report   consumes the driver's reports, produces messages,           waits for the driver
+    _until_finished                                                      waits for the end of the run, then for its last version
 
 A refusal is final. A learner that is away is waited for, and said to be away once.
 """
@@ -26,6 +27,7 @@ from rollout_server.weights.driver import UpdateDriver
 logger = logging.getLogger("headrace.rollout.membership")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_LAST_VERSION_S = 25.0  # for the last version to be loaded once the run is over; the gateway stays a little longer
 _FINAL = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.ALREADY_EXISTS,
@@ -72,6 +74,7 @@ class Membership:
         self._who: Who | None = None
         self._said_away = False
         self._leaving = asyncio.Event()
+        self._finished: asyncio.Future[str] | None = None  # why the run is over; one for each session
         self._driver_task: asyncio.Task[None] | None = None
         self._driver_life = 0
 
@@ -113,6 +116,7 @@ class Membership:
         hello.run_id = hello.run_id or self._run_id
         call = self._stub.Attend(timeout=rpc.deadline_s("Attend"))
         writing = asyncio.Lock()
+        self._finished = asyncio.get_running_loop().create_future()
         tasks: list[asyncio.Task[None]] = []
         try:
             await call.write(pb.AttendRequest(hello=hello))
@@ -123,6 +127,7 @@ class Membership:
                 asyncio.create_task(self._report(call, writing, driver)),
                 asyncio.create_task(self._orders(call, writing, driver)),
                 asyncio.create_task(self._until_leaving(call, writing)),
+                asyncio.create_task(self._until_finished(self._finished, driver)),
             ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -165,7 +170,7 @@ class Membership:
         replica, stats = self._replica, self._replica.engine.stats()
         return pb.Heartbeat(
             state=replica.state, loaded_version=replica.engine.loaded_version, num_running=stats.num_running,
-            num_free=max(0, replica.engine.info.max_num_seqs - stats.num_running),
+            num_free=max(0, replica.max_num_seqs - stats.num_running),
             num_tokens=stats.num_tokens, idle_s=stats.idle_s,
         )  # fmt: skip
 
@@ -184,10 +189,20 @@ class Membership:
                     await self._say_goodbye(call, writing)
                     raise Left("drained by the learner", finished=False)
                 case "run_finished":
-                    self._run_id = ""
-                    raise Left(f"the run is over: {order.run_finished.reason}", finished=True)
+                    assert self._finished is not None
+                    if not self._finished.done():
+                        self._finished.set_result(order.run_finished.reason)
                 case _:
                     driver.order(order)
+
+    async def _until_finished(self, finished: asyncio.Future[str], driver: UpdateDriver) -> None:
+        """The last version is loaded before the replica leaves, since a commit must not be cut in two and whoever goes on asking
+        this replica means the final policy. Transfers go on meanwhile: the orders are still read."""
+        reason = await finished
+        with suppress(TimeoutError):
+            await asyncio.wait_for(driver.current(), _LAST_VERSION_S)
+        self._run_id = ""
+        raise Left(f"the run is over: {reason}", finished=True)
 
     async def _until_leaving(self, call: Any, writing: asyncio.Lock) -> None:
         await self._leaving.wait()

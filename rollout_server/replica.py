@@ -23,10 +23,12 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
 class Replica:
-    """State is derived, never set: see `state`. `attends`: it belongs to a learner, so base weights are not enough."""
+    """State is derived, never set: see `state`. `attends`: it belongs to a learner, so base weights are not enough;
+    `max_num_seqs`: samples drawn at once."""
 
-    def __init__(self, engine: Engine, *, attends: bool) -> None:
+    def __init__(self, engine: Engine, *, attends: bool, max_num_seqs: int) -> None:
         self.engine = engine
+        self.max_num_seqs = max_num_seqs
         self.attends = attends
         self.driver: UpdateDriver | None = None  # set by the membership, one for each life of the engine
         self.life = 0  # how often the engine has come up
@@ -127,6 +129,8 @@ class Replica:
         """For ever: brings a dead engine up again. It comes back with the base weights, hence as version 0."""
         while True:
             await asyncio.sleep(CHECK_S)
+            if not self._up:
+                continue  # somebody is bringing it up already
             try:
                 await self.engine.check()
             except EngineUnavailableError as error:

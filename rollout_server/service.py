@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from protos import identity, rpc
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
@@ -27,6 +29,7 @@ from rollout_server.tokens import Tokens
 
 logger = logging.getLogger("headrace.rollout.service")
 
+_ASK_AGAIN_S = 1.0
 GRACE_S = 20.0  # for what runs, when the process is told to stop
 
 
@@ -41,7 +44,7 @@ class Service:
         self._incarnation = time.time_ns()
         self._address_file = address_file
         self._stopping = asyncio.Event()
-        self.replica = Replica(engine, attends=bool(config.learner))
+        self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
         self.actor: Actor | None = None
         servicer = RolloutServicer(self.replica, self._tokens, replica_id=self._replica_id, model=config.model, learner=config.learner)
         self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)])
@@ -113,7 +116,20 @@ class Service:
                 logger.info("%s", left)
                 if self._config.exit_when_finished or not left.finished:
                     return
-                await self.replica.restart("the run is over, the next one starts from the base weights")
+                await self._until_stopped(self._until_another_run())
+                if not self._stopping.is_set():
+                    await self.replica.restart("another run starts from the base weights")
+
+    async def _until_another_run(self) -> None:
+        """Goes on serving the last weights of a finished run; returns once a learner with a run to do answers."""
+        async with rpc.channel(self._config.learner) as channel:
+            stub = learner_pb2_grpc.LearnerServiceStub(channel)
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    status = await stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=rpc.deadline_s("GetStatus"))
+                    if not status.finished:
+                        return
+                await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _attend_one(self) -> None:
         async with AsyncExitStack() as stack:

@@ -40,7 +40,7 @@ from protos.rpc import Server
 
 logger = logging.getLogger("headrace.learner.gateway")
 
-FINISH_GRACE_S = 5.0  # for replicas to leave after RunFinished
+FINISH_GRACE_S = 30.0  # for replicas to load the last version and leave after RunFinished
 STOP_GRACE_S = 1.0  # for running calls, once nothing new is taken
 SNAPSHOTS = Path("/dev/shm")
 

@@ -150,6 +150,11 @@ class UpdateDriver:
         """Blocks until there is one."""
         return await self._reports.get()
 
+    async def current(self) -> None:
+        """Returns once the newest version heard of is loaded and nothing is in work."""
+        while self._state.behind or self._state.phase not in (Phase.IDLE, Phase.PREPARED) or self._lane or self._running:
+            await asyncio.sleep(_TICK_S)
+
     async def run(self) -> None:
         """Until cancelled."""
         clock = asyncio.create_task(self._clock())
