@@ -1,13 +1,15 @@
 """What the service and a scorer process say to each other: msgpack over one socket pair.
 
 Service to process: first `[SCHEMA, memory_bytes, [[name, use, args, limit_s], ...]]`, then batches
-`[scorer_index, [[seq, prompt, completion, fields], ...]]` with fields a serialized Struct. While calls of an async
-scorer run, further batches of the same scorer may follow, and `[CANCEL, [seq, ...]]` for calls nobody waits for.
+`[scorer_index, [[seq, prompt, completion, fields], ...]]` with fields a serialized Struct. While a batch is unanswered
+`[CANCEL, [seq, ...]]` may follow for calls that need not be made (each is still answered), and, where the scorer is
+async, further batches of it.
 Process to service: first `[SCHEMA, True, [[description, is_async], ...]]` or `[SCHEMA, False, what is wrong]`, then `[seq, None, value, parts]` or `[seq, reason, detail]` a call, and `[]` as a sign of life of an event loop.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 from collections.abc import Iterator
@@ -68,6 +70,11 @@ class Inbox:
             raise EOFError("the service is gone")
         self._unpacker.feed(data)
         self.waiting.extend(self._unpacker)
+
+    def read_if_any(self) -> None:
+        """As `read`, without blocking."""
+        if select.select([self.connection], [], [], 0)[0]:
+            self.read()
 
     def all(self) -> Iterator[list[Any]]:
         """Messages, blocking, until the service is gone."""

@@ -72,14 +72,13 @@ class Pool:
         self._dispatch_soon()
 
     def forget(self, owner: Hashable) -> None:
-        """Drops an owner's calls: queued and async ones at once, a running sync one when it outlasts the patience."""
+        """Drops an owner's calls: at once, but for a running sync one, which is killed when it outlasts the patience."""
         self._lanes.drop(owner)
         for process in self._busy:
             gone = [item for item in process.unanswered.values() if item.owner == owner]
             for item in gone:
                 item.gone = True
-            if self.accounts[process.scorer].is_async:
-                process.cancel([item.seq for item in gone])
+            process.cancel([item.seq for item in gone])
 
     async def stop(self) -> None:
         """Kills and reaps every process. Calls still queued are not answered."""
@@ -165,16 +164,13 @@ class Pool:
             return
         outcome = channel.outcome_of(message)
         item = process.unanswered.pop(message[0], None)
-        if item is None:
-            return  # it went elsewhere while this process was slow
         process.call_at_s = now_s
-        self._conclude(item, outcome)
-        if not process.unanswered:
+        process.elsewhere.discard(message[0])
+        if item is not None:
+            self._conclude(item, outcome)
+        if process in self._busy and not process.unanswered and not process.elsewhere:
             self._leave(process, now_s)
-            if process.is_spent:
-                self._fleet.retire(process)
-            else:
-                self._idle.append(process)
+            self._idle.append(process)
             self._dispatch_soon()
 
     def _conclude(self, item: Item, outcome: Outcome) -> None:
@@ -207,7 +203,11 @@ class Pool:
 
     def _judge(self, process: ScorerProcess, now_s: float) -> None:
         account = self.accounts[process.scorer]
-        oldest = next(iter(process.unanswered.values()))
+        oldest = next(iter(process.unanswered.values()), None)
+        if oldest is None:  # it had begun a call before it heard that others have it
+            if now_s - process.call_at_s > self._limits.patience_s:
+                self._give_up(process, None)
+            return
         verdict = rules.verdict(
             is_async=account.is_async,
             num_unanswered=len(process.unanswered),
@@ -235,10 +235,10 @@ class Pool:
         """The process becomes slow. Calls of a sync batch behind the running one go elsewhere."""
         process.is_slow = True
         account.turn_slow()
-        if not account.is_async and len(process.unanswered) > 1:
-            process.is_spent = True  # it would go on with calls that are no longer its own
-            others = list(process.unanswered)[1:]
-            self._put_back([process.unanswered.pop(seq) for seq in others], alone=False)
+        others = [] if account.is_async else list(process.unanswered)[1:]
+        process.cancel(others)
+        process.elsewhere.update(others)
+        self._put_back([process.unanswered.pop(seq) for seq in others], alone=False)
         self._fleet.keep_up()
         self._dispatch_soon()
 

@@ -39,7 +39,7 @@ class ScorerProcess(asyncio.Protocol):
         self.call_at_s = 0.0  # loop time when the running call began
         self.beat_at_s = 0.0  # loop time of the last sign of life
         self.is_slow = False
-        self.is_spent = False  # the calls it still holds have gone elsewhere: it must not be used again
+        self.elsewhere: set[int] = set()  # seqs that it still holds, cancelled, and that others work on
         self.is_ready = False  # its scorers are loaded
         self.is_dead = False
         self._on_message = on_message
@@ -80,7 +80,7 @@ class ScorerProcess(asyncio.Protocol):
 
     def run(self, scorer: int, batch: list[Item]) -> None:
         """Sends a batch. The process must be idle."""
-        assert self._line is not None and not self.unanswered and not self.is_dead, "not idle"
+        assert not self.unanswered and not self.elsewhere, "not idle"
         now_s = asyncio.get_running_loop().time()
         self.scorer, self.batch_items = scorer, len(batch)
         self.batch_at_s = self.call_at_s = self.beat_at_s = now_s
@@ -96,7 +96,7 @@ class ScorerProcess(asyncio.Protocol):
         self._line.write(channel.encode([self.scorer, [[item.seq, item.prompt, item.completion, item.fields] for item in batch]]))
 
     def cancel(self, seqs: list[int]) -> None:
-        """Asks an async scorer's process to drop calls; each is still answered."""
+        """Asks it not to make calls it holds, or (async) to end them; each is still answered."""
         if self._line is not None and not self.is_dead and seqs:
             self._line.write(channel.encode([channel.CANCEL, seqs]))
 

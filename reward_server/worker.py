@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable
 from typing import Any
 
@@ -22,6 +23,7 @@ from reward_server import channel, fields, registry
 from reward_server.outcome import Outcome, Unscored, checked, clean
 
 BEAT_S = 0.1
+LONG_S = 0.05  # after a sync call of so long it is worth a look whether the next ones have been cancelled
 _PR_SET_PDEATHSIG = 1
 
 
@@ -72,8 +74,23 @@ class _Scorer:
         if self.loaded.is_async:
             self._own_loop().run_until_complete(self._together(items))
             return
+        cancelled: set[int] = set()
         for seq, prompt, completion, data in items:
+            if seq in cancelled:
+                self._answer(seq, Unscored("cancelled before it was made", "unavailable"))
+                continue
+            began_s = time.monotonic()
             self._answer(seq, self._one(prompt, completion, data))
+            if time.monotonic() - began_s > LONG_S:
+                cancelled |= self._cancelled()
+
+    def _cancelled(self) -> set[int]:
+        """What the service has cancelled since the last look."""
+        self._inbox.read_if_any()
+        seqs: set[int] = set()
+        while self._inbox.waiting and self._inbox.waiting[0][0] == channel.CANCEL:
+            seqs.update(self._inbox.waiting.popleft()[1])
+        return seqs
 
     def _one(self, prompt: str, completion: str, data: bytes) -> Outcome:
         """Calls a sync function. Whatever it raises is an outcome, SystemExit and MemoryError too."""

@@ -85,10 +85,10 @@ async def test_scorers_get_integral_numbers_as_integers(make_calls: MakeCalls) -
 async def test_five_sleepers_do_not_hold_up_the_calls_of_another_scorer(make_calls: MakeCalls) -> None:
     calls = await make_calls(spec("behaves"), spec("one"), max_slow=2)
     sleepers = [calls.submit(0, "sleep") for _ in range(5)]
-    for _ in range(8):
+    for _ in range(6):
         began_s = time.monotonic()
         assert await calls.all(1, [""] * 10) == [Scored(value=1.0)] * 10
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < 2.0
         await asyncio.sleep(0.2)
     assert [reason(each) for each in await asyncio.gather(*sleepers)] == ["timeout"] * 5
 
@@ -171,11 +171,11 @@ async def test_async_calls_that_come_one_by_one_run_side_by_side_too(make_calls:
 
 async def test_async_calls_leave_a_worker_to_other_scorers(make_calls: MakeCalls) -> None:
     calls = await make_calls(spec("waits", limit_s=5.0), spec("one"))
-    waiting = [calls.submit(0, "2") for _ in range(300)]  # more than one process takes
+    waiting = [calls.submit(0, "3") for _ in range(300)]  # more than one process takes
     await asyncio.sleep(0.7)
     began_s = time.monotonic()
     assert await calls.all(1, [""] * 10) == [Scored(value=1.0)] * 10
-    assert time.monotonic() - began_s < 0.5
+    assert time.monotonic() - began_s < 2.0
     assert await asyncio.gather(*waiting) == [Scored(value=1.0)] * 300
 
 
@@ -198,7 +198,7 @@ async def test_an_async_call_that_kills_its_process_is_found_out_and_the_others_
 
 
 async def test_an_async_function_that_blocks_holds_up_others_for_two_seconds_at_most(make_calls: MakeCalls) -> None:
-    calls = await make_calls(spec("blocks", limit_s=3.0))
+    calls = await make_calls(spec("blocks", limit_s=1.5))
     blocking = calls.submit(0, "60")
     began_s = time.monotonic()
     assert await calls.all(0, ["0"] * 10) == [Scored(value=1.0)] * 10
