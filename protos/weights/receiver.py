@@ -84,10 +84,14 @@ class Receiver:
                     rank=spec.receiver_rank,
                     roles=roles(spec, owner),
                     timeout_s=bounded(spec.collective_timeout_s, end),
-                    device=self._device,
+                    device=self._wire_device(spec),
                     cancelled=cancelled,
                 )
         self._key = key
+
+    def _wire_device(self, spec: learner_pb2.GroupSpec) -> torch.device:
+        """Where buckets arrive: NCCL on the device, gloo on the CPU even where staging is on a GPU."""
+        return self._device if spec.transport == learner_pb2.TRANSPORT_NCCL else torch.device("cpu")
 
     def _receive_buckets(
         self,
@@ -99,7 +103,7 @@ class Receiver:
     ) -> None:
         buckets = manifest.buckets
         largest = max((bucket.num_bytes for bucket in buckets), default=0)
-        buffers = [torch.empty(largest, dtype=torch.uint8, device=self._device) for _ in range(min(2, len(buckets)))]
+        buffers = [torch.empty(largest, dtype=torch.uint8, device=self._wire_device(spec)) for _ in range(min(2, len(buckets)))]
 
         def start(index: int) -> Pending:
             bucket = buckets[index]
