@@ -67,7 +67,7 @@ def measure(folder: Path, model: Path) -> dict[str, Any]:
         run.start_learner(
             groups_per_step=4, sampling={"group_size": 8, "max_new_tokens": 128}, optimizer={"lr": 1e-4}, checkpoint={"every_steps": 1, "keep": 1000},
             trainer={"device": "cuda", "ranks": 1, "compute_dtype": "bfloat16", "served_dtype": "bfloat16", "threads": 4},
-            push={"collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10}, lease={"silence_s": 20},
+            push={"transport": "gloo", "collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10, "bucket_bytes": 64 << 20}, lease={"silence_s": 20},
         )
         run.start_rollout("one", engine="vllm", dtype="bfloat16", max_model_len=1024, max_num_seqs=128, gpu_memory_fraction=0.4, threads=4, env={"OMP_NUM_THREADS": "4"})
         run.wait_steps(2, limit_s=300)
