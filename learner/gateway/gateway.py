@@ -41,6 +41,7 @@ from protos.rpc import Server
 logger = logging.getLogger("headrace.learner.gateway")
 
 FINISH_GRACE_S = 30.0  # for replicas to load the last version and leave after RunFinished
+LAST_GRACE_S = 8.0  # of that, once told to stop: the supervisor's own grace is 10 s
 STOP_GRACE_S = 1.0  # for running calls, once nothing new is taken
 SNAPSHOTS = Path("/dev/shm")
 
@@ -89,7 +90,7 @@ class Gateway:
         try:
             await _first(endings, loops)
             if self.feed.finished.is_set():
-                await self._let_replicas_leave()
+                await self._let_replicas_leave(stopping)
         finally:
             for task in (*endings[:2], *loops):
                 task.cancel()
@@ -111,9 +112,13 @@ class Gateway:
         self._books.bell.ring()
         await asyncio.Event().wait()  # a loop that ends is taken for a failure
 
-    async def _let_replicas_leave(self) -> None:
-        end_s = asyncio.get_running_loop().time() + FINISH_GRACE_S
-        while self._attendance.attending() and asyncio.get_running_loop().time() < end_s:
+    async def _let_replicas_leave(self, stopping: asyncio.Event) -> None:
+        now_s = asyncio.get_running_loop().time
+        end_s = now_s() + FINISH_GRACE_S
+        told_to_stop = False
+        while self._attendance.attending() and now_s() < end_s:
+            if stopping.is_set() and not told_to_stop:
+                told_to_stop, end_s = True, min(end_s, now_s() + LAST_GRACE_S)
             await asyncio.sleep(0.1)
 
     async def _stop(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from learner.gateway.groups import SampleFacts
 from protos.arrays import unpack
@@ -27,12 +29,8 @@ def facts_of(trajectory: pb.Trajectory, *, prompt_ids: bytes | None, vocabulary:
     if not num_tokens or ids.min() < 0 or ids.max() >= vocabulary:
         raise ValueError(f"{name}: completion_ids must be at least one id in [0, {vocabulary}), got {num_tokens} ids")
     logprobs = _array(trajectory.logprobs, pb.PACKED_DTYPE_FLOAT32, f"{name}: logprobs", num_tokens)
-    num_trained = num_tokens
-    if trajectory.loss_mask.data:
-        mask = _array(trajectory.loss_mask, pb.PACKED_DTYPE_UINT8, f"{name}: loss_mask", num_tokens)
-        if mask.max() > 1:
-            raise ValueError(f"{name}: loss_mask must be zeros and ones, got {int(mask.max())}")
-        num_trained = int(mask.sum())
+    mask = _mask(trajectory, num_tokens, name)
+    num_trained = int(mask.sum())
     if trajectory.finish_reason == pb.FINISH_REASON_UNSPECIFIED:
         raise ValueError(f"{name}: finish_reason is not set")
     reward = _reward(trajectory)
@@ -42,14 +40,14 @@ def facts_of(trajectory: pb.Trajectory, *, prompt_ids: bytes | None, vocabulary:
         num_prompt_tokens=len(trajectory.prompt_ids.data) // 4,
         num_completion_tokens=num_tokens,
         num_trained_tokens=num_trained,
-        spans=_spans(trajectory, num_tokens, name),
+        spans=_spans(trajectory, mask, name),
         truncated=trajectory.finish_reason == pb.FINISH_REASON_LENGTH,
         reward_parts=dict(trajectory.reward.score.parts),
         replica_id=trajectory.replica_id,
     )
 
 
-def _array(packed: pb.PackedArray, dtype: int, what: str, length: int | None = None) -> np.ndarray:
+def _array(packed: pb.PackedArray, dtype: int, what: str, length: int | None = None) -> Any:
     if packed.dtype != dtype:
         raise ValueError(f"{what}: dtype is {packed.dtype}, must be {dtype} (PackedDtype)")
     values = unpack(packed)
@@ -80,15 +78,25 @@ def _unusable(trajectory: pb.Trajectory, reward: float | None, finite_logprobs: 
     return ""
 
 
-def _spans(trajectory: pb.Trajectory, num_tokens: int, name: str) -> tuple[tuple[int, int], ...]:
-    """(version, tokens) in order. Raises ValueError for a gap, an overlap or a falling version."""
+def _mask(trajectory: pb.Trajectory, num_tokens: int, name: str) -> npt.NDArray[np.uint8]:
+    """Zeros and ones, [num_tokens]; all ones where none was sent."""
+    if not trajectory.loss_mask.data:
+        return np.ones(num_tokens, dtype=np.uint8)
+    mask = _array(trajectory.loss_mask, pb.PACKED_DTYPE_UINT8, f"{name}: loss_mask", num_tokens)
+    if mask.max() > 1:
+        raise ValueError(f"{name}: loss_mask must be zeros and ones, got {int(mask.max())}")
+    return mask  # type: ignore[no-any-return]
+
+
+def _spans(trajectory: pb.Trajectory, mask: npt.NDArray[np.uint8], name: str) -> tuple[tuple[int, int], ...]:
+    """(version, tokens with mask 1 that it drew) in order. Raises ValueError for a gap, an overlap or a falling version."""
     end, newest = 0, 0
     spans = []
     for span in trajectory.spans:
         if span.start != end or span.end <= span.start or span.version < newest:
             raise ValueError(f"{name}: span of version {span.version} over [{span.start}, {span.end}) after version {newest} up to {end}; spans must follow each other and versions must not fall")
         end, newest = span.end, span.version
-        spans.append((span.version, span.end - span.start))
-    if end != num_tokens:
-        raise ValueError(f"{name}: spans end at {end}, the completion has {num_tokens} tokens; every token carries its version")
+        spans.append((span.version, int(mask[span.start : span.end].sum())))
+    if end != len(mask):
+        raise ValueError(f"{name}: spans end at {end}, the completion has {len(mask)} tokens; every token carries its version")
     return tuple(spans)

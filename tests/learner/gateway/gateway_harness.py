@@ -154,7 +154,7 @@ class Actor:
         beat = learner_pb2.Heartbeat(**{"state": state, "loaded_version": loaded_version, **fields})
         await self.call.write(learner_pb2.AttendRequest(heartbeat=beat))
 
-    async def report(self, epoch: int, version: int, phase: int, detail: str = "") -> None:
+    async def report(self, epoch: int, version: int, phase: learner_pb2.UpdatePhase, detail: str = "") -> None:
         report = learner_pb2.UpdateReport(epoch=epoch, version=version, phase=phase, detail=detail, state=rollout_pb2.REPLICA_STATE_SERVING)
         await self.call.write(learner_pb2.AttendRequest(update_report=report))
 

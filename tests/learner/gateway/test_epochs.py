@@ -5,14 +5,33 @@ from __future__ import annotations
 import pytest
 
 from learner.gateway.epochs import (
-    Abandoned, Action, Began, Choose, Chosen, DeadlineOver, Ended, Epoch, Event, Finish, Hurry, Member, Phase, Prepare, PrepareOver, Reported, Settle, State, step,
+    Abandoned,
+    Action,
+    Began,
+    Choose,
+    Chosen,
+    DeadlineOver,
+    Ended,
+    Epoch,
+    Event,
+    Finish,
+    Hurry,
+    Member,
+    Phase,
+    Prepare,
+    PrepareOver,
+    Reported,
+    Settle,
+    State,
+    step,
 )  # fmt: skip
 
 A, B = ("a", 1), ("b", 1)
 
 
 def run(*events: Event, num_ranks: int = 1) -> tuple[Epoch, list[Action]]:
-    epoch, actions = Epoch(number=1, version=3, num_ranks=num_ranks), []
+    epoch = Epoch(number=1, version=3, num_ranks=num_ranks)
+    actions: list[Action] = []
     for event in events:
         epoch, new = step(epoch, event)
         actions += new

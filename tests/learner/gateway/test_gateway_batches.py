@@ -119,11 +119,11 @@ async def test_a_malformed_trajectory_ends_the_stream_after_the_receipts_before_
         assert (await call.read()).status == ACCEPTED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "prompt_ids are not the leased ones" in caught.value.details()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "prompt_ids are not the leased ones" in str(caught.value.details())
         for broken, words in (({"run_id": "r9"}, "r9"), ({"version": 7}, "version 7")):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await actor.submit(sample(lease, 1, broken.get("version", 1)), run_id=broken.get("run_id", "r1"))  # type: ignore[arg-type]
-            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and words in caught.value.details()
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and words in str(caught.value.details())
         stranger = learner_pb2.Lease(group_id="g00000099", prompt_ids=lease.prompt_ids)
         assert (await actor.submit(sample(stranger, 0, 1)))[0].status == UNWANTED
         await actor.leave()
@@ -153,7 +153,7 @@ async def test_the_run_stops_with_a_message_when_every_group_is_dropped(tmp_path
             await actor.fulfil(lease, rewards=(1.0, 1.0))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await taking
-        assert caught.value.code() == grpc.StatusCode.ABORTED and "max_consecutive_drops=2" in caught.value.details()
+        assert caught.value.code() == grpc.StatusCode.ABORTED and "max_consecutive_drops=2" in str(caught.value.details())
         await actor.leave()
 
 

@@ -1,0 +1,142 @@
+"""Snapshots reach late and far replicas byte for byte, and nobody waits for a slow reader."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from learner.gateway import snapshots
+from learner.gateway.refusals import Refused
+from learner.gateway.snapshots import Chunk, Snapshot, Snapshots
+from protos import rpc
+from protos.learner.v1alpha1 import learner_pb2 as pb
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.rpc import CHUNK_BYTES
+from tests.learner.gateway.gateway_harness import Actor, Child, Trainer, config_in, running, sample, snapshot_in
+
+
+def published(folder: Path, version: int) -> Snapshot:
+    return Snapshot(version=version, folder=folder, manifest=snapshots.load(folder, 0))
+
+
+async def fetch(actor: Actor) -> tuple[manifest_pb2.Manifest, dict[int, bytes]]:
+    """A whole FetchWeights: the manifest and the bytes of each bucket."""
+    call = actor.stub.FetchWeights(pb.FetchWeightsRequest(), timeout=60)
+    manifest = (await call.read()).manifest
+    buckets: dict[int, bytearray] = {index: bytearray() for index in range(len(manifest.buckets))}
+    while (part := await call.read()) is not grpc.aio.EOF:
+        assert part.chunk.offset == len(buckets[part.chunk.bucket]) and len(part.chunk.data) <= CHUNK_BYTES
+        buckets[part.chunk.bucket] += part.chunk.data
+    return manifest, {index: bytes(data) for index, data in buckets.items()}
+
+
+async def test_fetched_bytes_are_the_files(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = Trainer(address, tmp_path / "shm", world_size=2), Actor(address, config)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await fetch(actor)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        await trainer.register()
+        data = os.urandom(CHUNK_BYTES + 12345)  # two chunks
+        await trainer.close(0, data=data)
+        manifest, buckets = await fetch(actor)
+        assert (manifest.version, manifest.policy_step, manifest.lineage) == (1, 0, 0)
+        assert buckets == {0: data, 1: data}
+        await actor.leave()
+
+
+async def test_a_slow_reader_holds_up_nobody_and_keeps_its_bytes_when_they_are_replaced(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, slow, quick = Trainer(address, tmp_path / "shm"), Actor(address, config, "a"), Actor(address, config, "b")
+        await trainer.register()
+        old = os.urandom(6 * CHUNK_BYTES)
+        await trainer.close(0, data=old)
+        call = slow.stub.FetchWeights(pb.FetchWeightsRequest(), timeout=60)
+        await call.read()  # the manifest, and then nothing for a while
+        for incarnation in (200, 300, 400):
+            again = Trainer(address, tmp_path / "shm", incarnation=incarnation)
+            await again.register()
+            await again.close(0, data=b"new %d" % incarnation)
+            assert (await asyncio.wait_for(fetch(quick), 5))[1] == {0: b"new %d" % incarnation}
+        assert not (tmp_path / "shm" / "100-0").exists()
+        rest = bytearray()
+        while (part := await call.read()) is not grpc.aio.EOF:
+            rest += part.chunk.data
+        assert bytes(rest) == old
+        for actor in (slow, quick):
+            await actor.leave()
+
+
+async def test_a_snapshot_that_is_gone_before_it_was_opened_is_aborted(tmp_path: Path) -> None:
+    registry = Snapshots()
+    await registry.publish(published(snapshot_in(tmp_path / "1-0", [b"x"]), 1))
+    (tmp_path / "1-0" / "rank-0.bin").unlink()
+    with pytest.raises(Refused) as caught:
+        async for _ in registry.read_newest():
+            pass
+    assert caught.value.code == grpc.StatusCode.ABORTED
+
+
+async def test_the_two_newest_stay_and_so_does_one_that_is_being_written(tmp_path: Path) -> None:
+    registry = Snapshots()
+    for name in ("1-9", "5-0", "5-1", "5-3"):  # a dead incarnation's, two older ones, one of a later step
+        snapshot_in(tmp_path / name, [b"x"])
+    (tmp_path / "something else").mkdir()
+    await registry.publish(published(tmp_path / "5-1", 1))
+    await registry.publish(published(snapshot_in(tmp_path / "5-2", [b"x"]), 2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5-1", "5-2", "5-3", "something else"]
+
+
+def test_a_snapshot_with_a_short_or_absent_file_is_refused_by_name(tmp_path: Path) -> None:
+    folder = snapshot_in(tmp_path / "1-0", [b"1234", b"5678"])
+    (folder / "rank-1.bin").write_bytes(b"567")
+    with pytest.raises(ValueError, match=r"bucket 1 ends at byte 4 of .*rank-1.bin, which has 3 bytes"):
+        snapshots.load(folder, 0)
+    (folder / "manifest.bin").unlink()
+    with pytest.raises(ValueError, match=r"manifest\.bin cannot be read"):
+        snapshots.load(folder, 0)
+
+
+async def test_chunks_of_one_bucket_follow_each_other_from_its_place_in_the_file(tmp_path: Path) -> None:
+    folder = snapshot_in(tmp_path / "1-0", [b"abcdef"])
+    manifest = manifest_pb2.Manifest(buckets=[manifest_pb2.Bucket(owner=0, num_bytes=2, file_offset=3), manifest_pb2.Bucket(owner=0, num_bytes=3, file_offset=0)])
+    registry = Snapshots()
+    await registry.publish(Snapshot(version=1, folder=folder, manifest=manifest))
+    parts = [part async for part in registry.read_newest()]
+    assert parts == [manifest, Chunk(0, 0, b"de"), Chunk(1, 0, b"abc")]
+
+
+async def test_sustained_submission_and_fetching_never_keep_health_waiting(tmp_path: Path) -> None:
+    config = config_in(tmp_path, groups_per_step=200)
+    child = Child(config)
+    address = await child.start()
+    trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
+    await trainer.register()
+    await trainer.close(0, data=os.urandom(16 * CHUNK_BYTES))
+    await actor.attend(beating=False)
+    leases = await actor.lease(max_groups=200)
+    submitting = asyncio.create_task(actor.submit(*(sample(lease, index, 1, num_tokens=3000) for lease in leases for index in range(2))))
+    fetching = asyncio.create_task(fetch(actor))
+    waits = []
+    async with rpc.channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while not (submitting.done() and fetching.done()):
+            asked = time.monotonic()
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            waits.append(time.monotonic() - asked)
+            await asyncio.sleep(0.01)
+    receipts = await submitting
+    assert [r.status for r in receipts] == [pb.RECEIPT_STATUS_ACCEPTED] * 400
+    assert max(waits) < 0.5, f"health took {max(waits):.2f} s at worst"
+    assert await child.stop() == 0
+    await actor.leave()
