@@ -144,12 +144,12 @@ class Saver:
             self._write(state, checkpoint_id=cut, process_group=self._group)
             marked = self._feed.save_cut(policy_step, str(cut)) if dist.get_rank() == 0 else ""
             self.report = SaveReport(num_saved=before.num_saved + 1, num_failed=before.num_failed, blocked_s=blocked_s, seconds=time.monotonic() - started, last_cut=marked)
-        except Exception as error:  # supervised edge: a failed save is reported and must not stop training
+        except (Exception, dcp.CheckpointException) as error:  # supervised edge; the library's own error is no Exception
             _LOG.error("save of step %d failed on this or another rank: %s: %s", policy_step, type(error).__name__, error)
             self.report = SaveReport(num_saved=before.num_saved, num_failed=before.num_failed + 1, blocked_s=blocked_s, seconds=before.seconds, last_cut=before.last_cut)
             self._clean_up(policy_step, cut, error)
 
-    def _clean_up(self, policy_step: int, cut: Path, error: Exception) -> None:
+    def _clean_up(self, policy_step: int, cut: Path, error: BaseException) -> None:
         if dist.get_rank() != 0:
             return
         shutil.rmtree(cut, ignore_errors=True)

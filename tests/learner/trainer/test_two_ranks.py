@@ -1,0 +1,84 @@
+"""Skips, buffers and cuts on two real ranks (faults.md 16, 87, 109, 111, 115, 116, 117)."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner.trainer.checkpoint import random_state, set_random_state
+from learner.trainer.optimizer import warmup_lr
+from tests.learner.trainer import rig, two_ranks
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rig.llama(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
+    """Everything that two ranks did, in one start of two processes."""
+    made = tmp_path_factory.mktemp("two")
+    rig.spawn(2, two_ranks.skip_and_save, made / "store", folder, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def seen(out: Path) -> list[dict[str, Any]]:
+    return [json.loads((out / f"seen-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_computed_buffers_are_right_on_every_rank(seen: list[dict[str, Any]]) -> None:
+    # faults.md 16: base 10000, head of 8
+    for rank in seen:
+        assert rank["inv_freq"] == pytest.approx([1, 0.1, 0.01, 0.001])
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(seen: list[dict[str, Any]]) -> None:
+    # faults.md 87: two updates were made before
+    for rank in seen:
+        assert rank["skip"] == {"skipped": True, "updates": 2, "num_skipped": 1}
+        assert rank["unchanged"]
+
+
+def test_a_failed_save_on_one_rank_is_a_failed_save_on_both_and_training_goes_on(seen: list[dict[str, Any]], out: Path) -> None:
+    assert [rank["after_failure"]["failed"] for rank in seen] == [1, 1]
+    assert [rank["after_failure"]["told"] for rank in seen] == [[6], []]
+    assert all(rank["after_failure"]["trains_on"] for rank in seen)
+    assert [path.name for path in sorted(out.glob("step-*"))] == ["step-000005"]
+
+
+def test_a_cut_holds_the_state_of_its_moment_and_restores_at_another_world_size(seen: list[dict[str, Any]], out: Path, folder: Path, tmp_path: Path) -> None:
+    # faults.md 109, 115, 116: saved by two ranks while the next update ran, restored by one; its next update equals theirs.
+    states = torch.load(out / "states")
+    with rig.group(0, 1, tmp_path / "store") as mesh:
+        right_after, later, optimizer = two_ranks.resumed(mesh, folder, out / "step-000005")
+    assert [rank["saved"] for rank in seen] == [1, 1]
+    for name, tensor in states["saved_state"].items():
+        assert torch.equal(right_after[name], tensor), name
+    for name, tensor in states["next_state"].items():
+        torch.testing.assert_close(later[name], tensor, atol=1e-6, rtol=1e-6, msg=name)
+    assert (optimizer.num_updates, optimizer.num_skipped) == (3, 1)
+
+
+def test_warm_up_counts_updates() -> None:
+    assert [warmup_lr(1.0, num_updates=n, warmup_updates=4) for n in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert warmup_lr(1.0, num_updates=0, warmup_updates=0) == 1.0
+
+
+def test_random_state_goes_on_where_it_was() -> None:
+    # faults.md 117
+    def draw() -> list[float]:
+        return [*torch.rand(2).tolist(), random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn())]
+
+    draw()
+    state = random_state()
+    first, second = draw(), draw()
+    set_random_state(state)
+    assert draw() == first and first != second

@@ -1,0 +1,124 @@
+"""What two real ranks do in the tests of skips, buffers and cuts. Each writes what it saw; the tests judge."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.device_mesh import DeviceMesh
+
+from learner.config import OptimizerConfig
+from learner.trainer.checkpoint import Saver, restore
+from learner.trainer.optimizer import Optimizer
+from tests.learner.trainer import rig
+from tests.learner.trainer.gradients import whole
+
+SETTINGS = OptimizerConfig(lr=1e-2, warmup_updates=4)
+
+
+class LocalFeed:
+    """Takes the place of the gateway on rank 0: a cut is marked by a rename."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[int, str]] = []
+
+    def save_cut(self, policy_step: int, cut_dir: str) -> str:
+        marked = Path(cut_dir).with_suffix("")
+        Path(cut_dir).rename(marked)
+        return str(marked)
+
+    def save_failed(self, policy_step: int, error: str) -> None:
+        self.failures.append((policy_step, error))
+
+
+def made(mesh: DeviceMesh, folder: Path) -> tuple[Any, Optimizer]:
+    policy = rig.policy(folder, mesh)
+    return policy, Optimizer(policy.causal_lm.named_parameters(), SETTINGS)
+
+
+def give_gradients(optimizer: Optimizer, seed: int) -> None:
+    """The same whole gradient at any world size, in place of a backward pass."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in optimizer.parameters.values():
+        full = torch.randn(parameter.shape, generator=generator)
+        local = torch.distributed.tensor.distribute_tensor(full, parameter.device_mesh, parameter.placements)
+        parameter.grad = local
+
+
+def everything(optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    return {**{name: whole(p) for name, p in optimizer.parameters.items()}, **{name: whole(t) for name, t in optimizer.state().items()}}
+
+
+def skip_and_save(mesh: DeviceMesh, folder: Path, out: Path) -> None:
+    rank = dist.get_rank()
+    seen: dict[str, Any] = {}
+    policy, optimizer = made(mesh, folder)
+    seen["inv_freq"] = next(b for name, b in policy.named_buffers() if name.endswith("inv_freq")).tolist()
+    # Two good updates, then NaN in one element of rank 1's shards only.
+    for seed in (1, 2):
+        give_gradients(optimizer, seed)
+        optimizer.update()
+    before = everything(optimizer)
+    give_gradients(optimizer, 3)
+    if rank == 1:
+        next(p for p in optimizer.parameters.values() if p.grad.to_local().numel()).grad.to_local().view(-1)[0] = float("nan")
+    update = optimizer.update()
+    after = everything(optimizer)
+    seen["skip"] = {"skipped": update.skipped, "updates": optimizer.num_updates, "num_skipped": optimizer.num_skipped}
+    seen["unchanged"] = all(torch.equal(before[name], after[name]) for name in before)
+    # A save, and the weights are changed at once (faults.md 109).
+    saver = Saver(folder=out, model=policy.causal_lm, optimizer=optimizer, feed=LocalFeed(), write=slow_save)  # type: ignore[arg-type]
+    saver.start(policy_step=5)
+    give_gradients(optimizer, 4)
+    optimizer.update()
+    GO.set()
+    next_state = everything(optimizer)
+    saver.wait()
+    seen["saved"] = saver.report.num_saved
+    # The disk is full on rank 1 only (faults.md 111).
+    feed = LocalFeed()
+    failing = Saver(folder=out, model=policy.causal_lm, optimizer=optimizer, feed=feed, write=full_disk_on_rank_1)  # type: ignore[arg-type]
+    failing.start(policy_step=6)
+    failing.wait()
+    give_gradients(optimizer, 5)
+    seen["after_failure"] = {"failed": failing.report.num_failed, "told": [step for step, _ in feed.failures], "trains_on": not optimizer.update().skipped}
+    if rank == 0:
+        torch.save({"saved_state": after, "next_state": next_state}, out / "states")
+    (out / f"seen-{rank}.json").write_text(json.dumps(seen))
+
+
+GO = threading.Event()
+
+
+def slow_save(state: dict[str, Any], **arguments: Any) -> None:
+    """Writes only once the trainer has gone on."""
+    GO.wait(30)
+    dcp.save(state, **arguments)
+
+
+class FullDisk(FileSystemWriter):
+    def write_data(self, *arguments: Any, **more: Any) -> Any:
+        if dist.get_rank() == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write_data(*arguments, **more)
+
+
+def full_disk_on_rank_1(state: dict[str, Any], *, checkpoint_id: Path, process_group: Any) -> None:
+    dcp.save(state, storage_writer=FullDisk(checkpoint_id), process_group=process_group)
+
+
+def resumed(mesh: DeviceMesh, folder: Path, cut: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Optimizer]:
+    """State right after a restore, and after the next update."""
+    policy, optimizer = made(mesh, folder)
+    assert restore(cut, policy.causal_lm, optimizer) == 5
+    right_after = everything(optimizer)
+    give_gradients(optimizer, 4)
+    optimizer.update()
+    return right_after, everything(optimizer), optimizer
