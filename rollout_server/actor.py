@@ -73,7 +73,7 @@ class Actor:
         self._groups: dict[str, _Group] = {}
         self._drawing: set[tuple[str, int]] = set()  # samples that have or want a place in the engine
         self._me: Who | None = None  # as whom the last lease was asked for
-        self._group_size = 1  # of the newest lease
+        self._group_size = replica.max_num_seqs  # of the newest lease; before the first, one group is taken to fill the engine
         self._changed = asyncio.Event()
         self._serial = 0
 
@@ -107,14 +107,14 @@ class Actor:
 
     def _num_free(self) -> int:
         running = max(len(self._drawing), self._replica.engine.stats().num_running)
-        return self._replica.engine.info.max_num_seqs - running
+        return self._replica.max_num_seqs - running
 
     async def _room(self) -> Who:
         """Waits until the replica may lease and the engine has room for a group."""
         while True:
             who = self._who()
             if who is not None and self._replica.state == rollout_pb2.REPLICA_STATE_SERVING:
-                max_num_seqs = self._replica.engine.info.max_num_seqs
+                max_num_seqs = self._replica.max_num_seqs
                 max_groups = 4 * math.ceil(max_num_seqs / self._group_size) + 4
                 fits = self._num_free() >= min(self._group_size, max_num_seqs)
                 if fits and len(self._groups) < max_groups:

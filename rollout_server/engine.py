@@ -72,7 +72,6 @@ class EngineInfo:
     name: str  # with its version
     vocab_size: int  # rows of the embedding; ids at or above it are refused
     max_model_len: int  # prompt and completion together, in tokens
-    max_num_seqs: int  # samples drawn at once
     device_uuid: str  # empty on CPU
 
 

@@ -101,7 +101,7 @@ class SmallEngine:
         self._model = await asyncio.to_thread(_load, self._folder, self._config.dtype)
         self._info = EngineInfo(
             name="small", vocab_size=self._model.config.vocab_size, max_model_len=self._config.max_model_len,
-            max_num_seqs=self._config.max_num_seqs, device_uuid="",
+            device_uuid="",
         )  # fmt: skip
         self._loaded_version, self._stale, self._closing = 0, False, False
         self._thread = threading.Thread(target=self._run, name="small-engine", daemon=True)

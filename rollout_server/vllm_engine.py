@@ -86,7 +86,6 @@ class VllmEngine:
             name=f"vllm {version}",
             vocab_size=model_config.get_vocab_size(),
             max_model_len=model_config.max_model_len,
-            max_num_seqs=self._config.max_num_seqs,
             device_uuid=where["device_uuid"],
         )
 
@@ -274,10 +273,14 @@ def _has_gpu() -> bool:
 
 
 def _make_engine(arguments: dict[str, Any]) -> Any:
+    from pydantic import ValidationError
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except ValidationError as error:  # many lines of it; each message begins with the rule
+        raise ValueError("vLLM refuses the configuration: " + "; ".join(" ".join(e["msg"].split()) for e in error.errors())) from error
 
 
 def _parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -> Any:
