@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from learner.trainer.decode import checked_batch, decode_entry, decode_sample
+from learner.trainer.samples import Sample
 from protos import arrays
 from protos.learner.v1alpha1 import feed_pb2
 from tests.learner.trainer import rig
 from tests.learner.trainer.fake_feed import table_row, trajectory
 
 
-def header(made: list[object]) -> feed_pb2.BatchHeader:
-    return feed_pb2.BatchHeader(policy_step=3, table=map(table_row, rig.entries(made)), num_rows=len(made))  # type: ignore[arg-type]
+def header(made: list[Sample]) -> feed_pb2.BatchHeader:
+    return feed_pb2.BatchHeader(policy_step=3, table=map(table_row, rig.entries(made)), num_rows=len(made))
 
 
 def test_a_sample_survives_the_wire() -> None:

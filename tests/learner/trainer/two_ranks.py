@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from learner.config import OptimizerConfig
 from learner.trainer.checkpoint import Saver, restore
@@ -47,9 +48,8 @@ def give_gradients(optimizer: Optimizer, seed: int) -> None:
     """The same whole gradient at any world size, in place of a backward pass."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in optimizer.parameters.values():
-        full = torch.randn(parameter.shape, generator=generator)
-        local = torch.distributed.tensor.distribute_tensor(full, parameter.device_mesh, parameter.placements)
-        parameter.grad = local
+        assert isinstance(parameter, DTensor)
+        parameter.grad = distribute_tensor(torch.randn(parameter.shape, generator=generator), parameter.device_mesh, parameter.placements)
 
 
 def everything(optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -68,7 +68,9 @@ def skip_and_save(mesh: DeviceMesh, folder: Path, out: Path) -> None:
     before = everything(optimizer)
     give_gradients(optimizer, 3)
     if rank == 1:
-        next(p for p in optimizer.parameters.values() if p.grad.to_local().numel()).grad.to_local().view(-1)[0] = float("nan")
+        gradient = next(iter(optimizer.parameters.values())).grad
+        assert isinstance(gradient, DTensor)
+        gradient.to_local().view(-1)[0] = float("nan")
     update = optimizer.update()
     after = everything(optimizer)
     seen["skip"] = {"skipped": update.skipped, "updates": optimizer.num_updates, "num_skipped": optimizer.num_skipped}
