@@ -69,7 +69,7 @@ class Gateway:
             scorer=config.scorer,
             newest_version=lambda: self._snapshots.newest.version if self._snapshots.newest else 0,
         )
-        self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, groups_wanted=self._groups_wanted)
+        self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted)
         self.feed = self._make_feed(recovered, checkpoints)
         self._server = Server(config.address, [self._add_learner_service, self._add_feed_service])
 

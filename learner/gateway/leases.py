@@ -48,11 +48,12 @@ def holder_of(replica_id: str, incarnation: int) -> str:
 class LeaseDesk:
     """`groups_wanted()`: how many groups the rest of the run can still train, so that none are sampled in vain at its end."""
 
-    def __init__(self, books: Books, attendance: Attendance, shelf: Shelf, *, lapse_s: float, groups_wanted: Callable[[], int]) -> None:
+    def __init__(self, books: Books, attendance: Attendance, shelf: Shelf, *, lapse_s: float, silence_s: float, groups_wanted: Callable[[], int]) -> None:
         self._books = books
         self._attendance = attendance
         self._shelf = shelf
         self._lapse_s = lapse_s
+        self._silence_s = silence_s
         self._groups_wanted = groups_wanted
         attendance.lost.append(self.release)
         attendance.changed.append(books.bell.ring)
@@ -79,10 +80,20 @@ class LeaseDesk:
         self._free(self._books.ledger.release_holder(holder_of(replica_id, incarnation), in_good_order=False))
 
     async def watch(self) -> None:
-        """Ends leases that lapsed, for ever."""
+        """Ends leases that lapsed, for ever; and those of replicas that did not come back after this process was restarted."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         while True:
             self._free(self._books.ledger.expire(time.time()))
-            await asyncio.sleep(min(1.0, self._lapse_s / 4))
+            if loop.time() - started_s > self._silence_s:
+                self._free_absent()
+            await asyncio.sleep(min(1.0, self._lapse_s / 4, self._silence_s / 4))
+
+    def _free_absent(self) -> None:
+        ledger = self._books.ledger
+        present = {holder_of(*replica.member) for replica in self._attendance.attending()}
+        for holder in ledger.holders() - present:
+            self._free(ledger.release_holder(holder, in_good_order=False))
 
     def _grant(self, holder: str, max_groups: int, catalog: Catalog) -> list[Loan]:
         loans: list[Loan] = []

@@ -94,6 +94,10 @@ class Ledger:
     def num_leases(self, holder: str) -> int:
         return sum(1 for group in self.account.groups.values() if group.lease and group.lease.holder == holder)
 
+    def holders(self) -> set[str]:
+        """Whoever holds a lease."""
+        return {group.lease.holder for group in self.account.groups.values() if group.lease}
+
     def counts(self) -> Counts:
         account = self.account
         return Counts(leased=account.next_seq, trained=account.num_trained, dropped=dict(account.dropped), open=account.num_open, waiting=len(account.waiting))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -216,3 +217,30 @@ async def test_register_waits_for_all_ranks_and_refuses_old_incarnations_and_ano
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await trainer.stub.Register(request)
             assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_replica_that_does_not_come_back_after_a_restart_loses_its_leases_and_one_that_does_keeps_them(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, gone, stays = Trainer(address, tmp_path / "shm"), Actor(address, config, "a"), Actor(address, config, "b")
+        await trainer.register()
+        await trainer.close(0)
+        await gone.attend()
+        await stays.attend()
+        lost, kept = (await gone.lease())[0], (await stays.lease(max_groups=3))[0]
+        shutil.copytree(config.run_dir, tmp_path / "as it was")  # a kill, not a stop: no stream is seen to end
+        for actor in (gone, stays):
+            await actor.leave()
+    shutil.rmtree(config.run_dir)
+    (tmp_path / "as it was").rename(config.run_dir)
+    async with running(config) as gateway:
+        back = Actor(f"127.0.0.1:{gateway.port}", config, "b")
+        await back.attend()
+        assert await back.lease(wait_s=0.2) == []
+        again = (await back.lease(wait_s=5.0))[0]  # silence_s is 1
+        assert (again.group_id, again.attempt) == (lost.group_id, 2)
+        status = await back.stub.GetStatus(learner_pb2.GetStatusRequest())
+        assert status.replicas[0].num_leases == 4
+        assert await back.fulfil(kept) == [ACCEPTED, ACCEPTED]
+        await back.leave()
