@@ -109,7 +109,7 @@ class Run:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))), "OMP_NUM_THREADS": "1", **env},
             )
         service = Service(name=name, process=process, log=log, address_file=listen if address_file else None)
         self.services[name] = service
