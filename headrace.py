@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
+from deploy import __version__
 from deploy.trainer import GRPOTrainer, Result, launch
 
-__version__ = "0.1.0"
 __all__ = ["GRPOTrainer", "Result", "__version__", "launch"]

@@ -84,7 +84,7 @@ class Control(StrEnum):
 @app.callback(invoke_without_command=True)
 def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from headrace import __version__
+        from deploy import __version__
 
         typer.echo(__version__)
 

@@ -147,5 +147,11 @@ def test_every_service_runs_on_the_commands_the_readme_gives() -> None:
         assert ran.returncode == 0, ran.stderr
 
 
+def test_the_version_is_said_once_and_the_same_everywhere() -> None:
+    import headrace
+
+    assert headrace.__version__ == PROJECT["project"]["version"]
+
+
 def test_continuous_integration_is_make_check() -> None:
     assert "make check" in (ROOT / ".ci" / "run").read_text()

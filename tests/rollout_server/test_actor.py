@@ -118,9 +118,10 @@ async def test_unwanted_ends_the_rest_of_the_group(start: Start, learner: FakeLe
 async def test_a_non_finite_logprob_makes_its_sample_unusable_and_harms_no_other(
     start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from rollout_server import sampling as sampling_module
     from rollout_server import small_engine
 
-    original = small_engine.draw
+    original = sampling_module.draw
     lease = a_lease(0, group_size=8)
     poisoned = {sample_seed(lease.sampling.seed, 2): math.nan, sample_seed(lease.sampling.seed, 5): -math.inf}
 

@@ -82,7 +82,7 @@ async def test_text_and_chat_are_prompts_too_and_detokenize_gives_the_text_so_fa
         (a_request(top_p=1.5), "top_p=1.5"),
         (a_request(top_k=-2), "top_k=-2"),
         (pb.GenerateRequest(), "no prompt"),
-        (pb.GenerateRequest(prompt_ids=trajectory_pb2.PackedArray(dtype=2, data=b"1234")), "packed int32"),
+        (pb.GenerateRequest(prompt_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_FLOAT32, data=b"1234")), "packed int32"),
     ],
 )
 async def test_a_users_mistake_is_invalid_argument_with_rule_and_value(start: Start, request_: pb.GenerateRequest, words: str) -> None:

@@ -21,7 +21,9 @@ TOLERANCE = 1e-4  # float32 on both sides, different kernels
 
 def under_load(run: Run, num_steps: int) -> list[Generated]:
     """Long streams at both replicas, by plain clients, until `num_steps` steps are over."""
-    stop, done, errors = threading.Event(), [], []
+    stop = threading.Event()
+    done: list[Generated] = []
+    errors: list[BaseException] = []
     addresses = [run.services[name].address() for name in ("one", "two")]
 
     async def load() -> None:

@@ -105,7 +105,9 @@ class FeedServiceServicer:
 
     def BeginUpdate(self, request, context):
         """Settles who takes part in pushing a version; called by every rank. Blocks until all ranks asked and the replicas answered
-        or prepare_s has passed. All ranks get the same epoch and members.
+        or prepare_s has passed. All ranks get the same epoch and members. Ranks skip to their newest version on their own, so
+        they may ask for different ones: a request for an older version than another rank asked for is answered with no members
+        at once, and that rank asks again with its next version. A group_key is never used again once an epoch with it failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

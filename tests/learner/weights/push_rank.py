@@ -44,6 +44,7 @@ def sharded(folder: str, world: int) -> torch.nn.Module:
 def scale(model: torch.nn.Module, factor: float) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
+            assert isinstance(parameter, DTensor)
             parameter.to_local().mul_(factor)
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     rank, world, init_file, gateway, folder, root = sys.argv[1:]
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=int(rank), world_size=int(world))
-    DTensor.full_tensor = counted  # type: ignore[method-assign]
+    DTensor.full_tensor = counted  # type: ignore[method-assign, assignment]
     model = sharded(folder, int(world))
     writer = SnapshotWriter(model, root=Path(root), incarnation=INCARNATION, served_dtype="bfloat16", bucket_bytes=BUCKET_BYTES)
     pusher = Pusher(address=gateway, incarnation=INCARNATION, rank=int(rank), world_size=int(world), device=torch.device("cpu"), store_host="127.0.0.1", deadline_s=20.0)

@@ -22,5 +22,5 @@ for line in sys.stdin:
     digests = {}
     if state.phase == "ready":
         tensors = landing.take(int(version)).tensors()
-        digests = {name: xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy()) for name, tensor in tensors}
+        digests = {name: xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in tensors}
     print(json.dumps({"phase": state.phase, "detail": state.detail, "digests": digests}), flush=True)

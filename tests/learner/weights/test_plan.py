@@ -48,7 +48,8 @@ def test_replicated_tensors_go_to_the_owner_with_least() -> None:
 def layouts(draw: st.DrawFn) -> tuple[list[TensorSpec], list[Rows], int, int]:
     """Tensors with even, uneven and empty shards, replicas, scalars and empty tensors; buckets smaller and larger than slices."""
     num_owners = draw(st.integers(1, 5))
-    tensors, rows = [], []
+    tensors: list[TensorSpec] = []
+    rows: list[Rows] = []
     for index in range(draw(st.integers(0, 6))):
         shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
         spec = TensorSpec(name=f"t{index}", shape=shape, itemsize=draw(st.sampled_from([1, 2, 4])))

@@ -124,7 +124,7 @@ class World:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    return xxhash.xxh3_64_hexdigest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return xxhash.xxh3_64_hexdigest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 @pytest.fixture(scope="module")

@@ -31,13 +31,13 @@ class Feed(feed_pb2_grpc.FeedServiceServicer):
     answer: Callable[[feed_pb2.BeginUpdateRequest], feed_pb2.BeginUpdateResponse] = lambda _: feed_pb2.BeginUpdateResponse()
     num_retries: int = 0
 
-    def BeginUpdate(self, request: feed_pb2.BeginUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.BeginUpdateResponse:  # noqa: N802
+    def BeginUpdate(self, request: feed_pb2.BeginUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.BeginUpdateResponse:
         self.begins.append((request.version, request.attempt, request.store_port))
-        self.tokens.append(dict(context.invocation_metadata()).get("authorization", ""))
+        self.tokens.append(str(dict(context.invocation_metadata()).get("authorization", "")))
         self.gate.wait(20)
         return self.answer(request)
 
-    def EndUpdate(self, request: feed_pb2.EndUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.EndUpdateResponse:  # noqa: N802
+    def EndUpdate(self, request: feed_pb2.EndUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.EndUpdateResponse:
         self.ends.append(request)
         return feed_pb2.EndUpdateResponse(retry=len(self.ends) <= self.num_retries)
 

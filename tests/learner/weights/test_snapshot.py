@@ -24,10 +24,11 @@ class Tied(nn.Module):
 
     def __init__(self, tied: bool = True) -> None:
         super().__init__()
-        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(4, 2), "norm": nn.LayerNorm(2, bias=False)})
+        embedding = nn.Embedding(4, 2)
+        self.model = nn.ModuleDict({"embed_tokens": embedding, "norm": nn.LayerNorm(2, bias=False)})
         self.lm_head = nn.Linear(2, 4, bias=False)
         if tied:
-            self.lm_head.weight = self.model["embed_tokens"].weight
+            self.lm_head.weight = embedding.weight
 
 
 def writer(model: nn.Module, root: Path, dtype: str = "float32", bucket_bytes: int = 1024) -> SnapshotWriter:

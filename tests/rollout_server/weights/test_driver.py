@@ -184,7 +184,8 @@ async def test_a_new_replica_fetches_at_once_and_one_that_serves_waits_for_the_p
 
 
 async def test_behind_for_catch_up_s_it_fetches_with_the_version_it_has() -> None:
-    engine, calls = RecordingEngine(loaded_version=8), []
+    engine = RecordingEngine(loaded_version=8)
+    calls: list[int] = []
     async with Running(engine, fetch=fetching(9, calls), catch_up_s=0.2) as driver:
         driver.welcome(8)
         driver.order(pb.AttendResponse(published=pb.Published(version=9)))
