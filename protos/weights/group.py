@@ -29,6 +29,7 @@ from protos.weights.errors import TransferError
 
 Transport = Literal["gloo", "nccl"]
 _POLL_S = 0.2  # how late a cancel flag is seen; results are seen at once
+_ASK_S = 0.02  # between two looks for peers
 _INNER = 0.95  # share of a deadline given to torch's own timeout, whose error says more than ours at the full deadline
 
 
@@ -165,24 +166,21 @@ class TransferGroup:
         store = dist.TCPStore(address.host, address.port, is_master=False, wait_for_workers=False, timeout=remaining())
         self._store = dist.PrefixStore(address.key, store)
         self._store.set(f"here/{self.rank}", "1")
-        self._await_peers(remaining())
+        self._await_peers(end)
         make = backends.make_gloo if address.transport == "gloo" else backends.make_nccl
         self._backend = make(self._store, address.host, address.port, self.rank, len(self.roles), remaining(), self.device)
 
-    def _await_peers(self, timeout: timedelta) -> None:
+    def _await_peers(self, end: float) -> None:
+        """Asks instead of blocking in the store: a thread that is given up must end, since one that sits in torch while the
+        interpreter shuts down takes the process with it."""
         assert self._store is not None
-        keys = {rank: f"here/{rank}" for rank in range(len(self.roles))}
-        try:
-            self._store.wait(list(keys.values()), timeout)
-        except Exception as error:  # DistStoreError on timeout, DistNetworkError when the store's host is gone
-            try:
-                missing = [self.roles[rank] for rank, key in keys.items() if not self._store.check([key])]
-            except Exception:  # the store itself is gone, which the first error already says
-                raise error from None
-            raise TransferError(
-                f"{self.address.transport} group {self.address.key}, connecting: {', '.join(missing) or 'nobody'} did not appear in time; "
-                f"this is rank {self.rank} ({self.roles[self.rank]})"
-            ) from error
+        while missing := [role for rank, role in enumerate(self.roles) if not self._store.check([f"here/{rank}"])]:
+            if self._closed.is_set() or time.monotonic() >= end:
+                raise TransferError(
+                    f"{self.address.transport} group {self.address.key}, connecting: {', '.join(missing)} did not appear in time; "
+                    f"this is rank {self.rank} ({self.roles[self.rank]})"
+                )
+            time.sleep(_ASK_S)
 
     def _abort(self) -> None:
         """On its own thread: an abort may itself block."""

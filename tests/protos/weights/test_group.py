@@ -90,6 +90,24 @@ def test_cancelling_ends_a_wait_long_before_its_deadline(store: dist.TCPStore) -
     assert time.monotonic() - began < 1.5
 
 
+def test_a_process_that_gave_a_group_up_exits_in_good_order() -> None:
+    script = """
+import threading, torch.distributed as dist
+from protos.weights.errors import TransferError
+from protos.weights.group import GroupAddress, TransferGroup
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+cancelled = threading.Event()
+cancelled.set()
+try:
+    TransferGroup.connect(GroupAddress(transport="gloo", host="127.0.0.1", port=store.port, key="k"), rank=0, roles=["a", "b"], timeout_s=60, cancelled=cancelled)
+except TransferError:
+    print("given up", flush=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=40, check=False)
+    assert (run.stdout, run.returncode) == ("given up\n", 0), run.stderr
+
+
 def test_a_closed_group_refuses_at_once(store: dist.TCPStore) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(TransferGroup.connect, address(store, "closed"), rank=1, roles=ROLES, timeout_s=10)

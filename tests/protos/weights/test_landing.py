@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
-from protos.weights import backends
+from protos.weights import backends, staging
 from protos.weights.errors import TransferError
 from protos.weights.group import TransferGroup
 from protos.weights.landing import Landing
@@ -116,6 +116,19 @@ def test_a_flipped_bit_on_the_way_fails_with_the_tensors_name(store: dist.TCPSto
         landing.take(7)
 
 
+def test_a_bucket_that_is_slow_to_digest_is_not_overwritten_by_the_next(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(data: np.ndarray) -> int:
+        time.sleep(0.2)  # the senders do not wait for it
+        return digest(data)
+
+    monkeypatch.setattr(staging, "digest", slow)
+    with ThreadPoolExecutor(2) as pool:
+        sending = [pool.submit(send, spec(store), owner) for owner in range(2)]
+        Receiver().receive(spec(store), manifest(), timeout_s=20.0)
+        for future in sending:
+            future.result().close()
+
+
 def test_a_broadcast_that_does_nothing_is_no_success(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:  # faults.md 14
     where = spec(store)
     with ThreadPoolExecutor(2) as pool:
@@ -140,6 +153,8 @@ def test_discard_gives_a_blocked_receive_up_at_once_and_the_next_one_works(store
     time.sleep(0.2)
     landing.discard()
     assert landing.state().phase == "empty" and time.monotonic() - began < 1.0
+    time.sleep(0.6)  # the abandoned thread ends meanwhile, unheard
+    assert landing.state().phase == "empty"
     where = spec(store, "live")
     with ThreadPoolExecutor(2) as pool:
         sending = [pool.submit(send, where, owner) for owner in range(2)]

@@ -96,6 +96,13 @@ def test_a_dropped_slice_is_refused_before_any_byte_moves() -> None:
         Staging(broken)
 
 
+def test_a_gap_inside_a_tensor_is_refused() -> None:
+    broken = manifest()
+    broken.slices[0].num_bytes = 8  # then 0..7 and 12..15 of 16
+    with pytest.raises(TransferError, match=r"tensor model\.a\.weight: slices leave a gap at byte 8 of 16"):
+        Staging(broken)
+
+
 def test_slices_that_overlap_are_refused() -> None:
     broken = manifest()
     broken.slices[1].tensor_offset = 8
