@@ -44,6 +44,7 @@ def tiny(
     head_dim: int = 32,
     tied: bool = True,
     seed: int = 0,
+    init_std: float = 0.08,
 ) -> Path:
     """A random small model with a byte-level tokenizer (one token a byte); an existing folder is returned as it is.
 
@@ -138,7 +139,7 @@ def _write_tiny(folder: Path, architecture: str, sizes: dict[str, Any], seed: in
     config = getattr(transformers, f"{name}Config")(
         vocab_size=len(tokenizer),
         max_position_embeddings=2048,
-        initializer_range=0.08,  # wide enough that a random model prefers some tokens clearly
+        initializer_range=init_std,  # wide enough that a random model prefers some tokens clearly
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

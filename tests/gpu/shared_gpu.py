@@ -3,7 +3,8 @@
     python3 -m tests.gpu.shared_gpu OUT.json [--hidden 1024 --layers 12]
 
 Starts the three services as a user would, keeps long requests in flight over at least three updates, and has every token's
-log-prob evaluated by another process from the trainer's cuts under its own version (bfloat16, so the bound is on the mean).
+log-prob evaluated by another process from the trainer's cuts under its own version, in float32 and in bfloat16. What bfloat16
+alone does to these very tokens (transformers against itself) is the noise; the served log-probs may be no further off than it allows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from deploy.models import tiny
 from tests.system.clients import Generated, stream_until
 from tests.system.harness import ROOT, Run, running
 
-MEAN_BOUND = 0.03  # nats; 0.007 to 0.027 were measured between vLLM and transformers in bfloat16 with no update at all
+NOISE_FACTOR = 1.5  # served against float32, as a multiple of transformers' bfloat16 against float32
 
 
 def load_until(run: Run, num_steps: int, num_streams: int) -> list[Generated]:
@@ -50,14 +51,18 @@ def load_until(run: Run, num_steps: int, num_streams: int) -> list[Generated]:
     return done
 
 
-def differences(run: Run, generated: list[Generated]) -> list[float]:
+def evaluated(run: Run, generated: list[Generated], dtype: str) -> list[float]:
+    """Log-probs of all tokens, one after another, by another process from the cuts."""
     step_of = {line["version"]: line["step"] for line in run.metrics()} | {1: 0}
     samples = [{"prompt": g.prompt, "completion": g.completion, "spans": [[step_of[v], a, b] for v, a, b in g.spans]} for g in generated]
     question, answer = run.folder / "question.json", run.folder / "answer.json"
-    question.write_text(json.dumps({"model": str(run.model), "checkpoints": str(run.run_dir / "checkpoints"), "dtype": "bfloat16", "samples": samples}))
+    question.write_text(json.dumps({"model": str(run.model), "checkpoints": str(run.run_dir / "checkpoints"), "dtype": dtype, "samples": samples}))
     subprocess.run([sys.executable, "-m", "tests.system.fresh", str(question), str(answer), "--device", "cuda"], cwd=ROOT, check=True, timeout=300)
-    fresh = json.loads(answer.read_text())["logprobs"]
-    return [abs(a - b) for g, values in zip(generated, fresh, strict=True) for a, b in zip(g.logprobs, values, strict=True)]
+    return [value for values in json.loads(answer.read_text())["logprobs"] for value in values]
+
+
+def mean_difference(some: list[float], others: list[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(some, others, strict=True)) / max(1, len(some))
 
 
 def measure(folder: Path, model: Path) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def measure(folder: Path, model: Path) -> dict[str, Any]:
         run.start_reward()
         started = time.monotonic()
         run.start_learner(
-            groups_per_step=4, sampling={"group_size": 8, "max_new_tokens": 128}, optimizer={"lr": 1e-4}, checkpoint={"every_steps": 1, "keep": 1000},
+            groups_per_step=4, sampling={"group_size": 8, "max_new_tokens": 128}, optimizer={"lr": 1e-5}, checkpoint={"every_steps": 1, "keep": 1000},
             trainer={"device": "cuda", "ranks": 1, "compute_dtype": "bfloat16", "served_dtype": "bfloat16", "threads": 4},
             push={"transport": "gloo", "collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10, "bucket_bytes": 64 << 20}, lease={"silence_s": 20},
         )
@@ -75,12 +80,14 @@ def measure(folder: Path, model: Path) -> dict[str, Any]:
         generated = load_until(run, num_steps=6, num_streams=16)
         mixed = [g for g in generated if len(g.spans) > 1]
         chosen = mixed[:16]
-        off = differences(run, chosen)
+        served = [value for g in chosen for value in g.logprobs]
+        exact, rounded = evaluated(run, chosen, "float32"), evaluated(run, chosen, "bfloat16")
         lines = run.metrics()
         return {
-            "ready_s": ready_s, "steps": len(lines), "requests": len(generated), "requests_over_updates": len(mixed), "checked_tokens": len(off),
+            "ready_s": ready_s, "steps": len(lines), "requests": len(generated), "requests_over_updates": len(mixed), "checked_tokens": len(served),
             "versions_in_one_request_max": max((len(g.spans) for g in generated), default=0), "full_length": all(len(g.completion) == 512 for g in generated),
-            "mean_abs_difference": sum(off) / max(1, len(off)), "max_abs_difference": max(off, default=None), "push": lines[-1]["push"],
+            "served_vs_float32": mean_difference(served, exact), "served_vs_bfloat16": mean_difference(served, rounded),
+            "noise_bfloat16_vs_float32": mean_difference(rounded, exact), "push": lines[-1]["push"],
             "mismatch": [line["mismatch"] for line in lines[-3:]], "seconds": lines[-1]["seconds"],
         }
 
@@ -93,9 +100,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = tiny(folder / "model", hidden=args.hidden, layers=args.layers, heads=args.hidden // 64, kv_heads=args.hidden // 128, head_dim=64)
+        model = tiny(folder / "model", hidden=args.hidden, layers=args.layers, heads=args.hidden // 64, kv_heads=args.hidden // 128, head_dim=64, init_std=0.02)
         result = measure(folder, Path(model))
-    result["passed"] = bool(result["requests_over_updates"]) and result["versions_in_one_request_max"] >= 3 and result["full_length"] and result["mean_abs_difference"] < MEAN_BOUND
+    result["passed"] = bool(result["requests_over_updates"]) and result["versions_in_one_request_max"] >= 3 and result["full_length"] and result["served_vs_float32"] <= NOISE_FACTOR * result["noise_bfloat16_vs_float32"]
     args.out.write_text(json.dumps(result, indent=1))
     print(json.dumps(result))
 
