@@ -107,8 +107,9 @@ async def test_silence_frees_the_leases_at_once(tmp_path: Path) -> None:
             await actor.leave()
 
 
-async def test_a_goodbye_frees_the_leases(tmp_path: Path) -> None:
-    config = config_in(tmp_path)
+@pytest.mark.parametrize("says_goodbye", [True, False])
+async def test_a_stream_that_ends_frees_the_leases_at_once(tmp_path: Path, says_goodbye: bool) -> None:
+    config = config_in(tmp_path, lease={"heartbeat_s": 0.1, "silence_s": 20.0, "lapse_s": 30.0})
     async with running(config) as gateway:
         address = f"127.0.0.1:{gateway.port}"
         trainer, first, second = Trainer(address, tmp_path / "shm"), Actor(address, config, "a"), Actor(address, config, "b")
@@ -118,7 +119,10 @@ async def test_a_goodbye_frees_the_leases(tmp_path: Path) -> None:
         await second.attend()
         held = await first.lease(max_groups=4)
         assert len(held) == 4 and await second.lease(wait_s=0.1) == []
-        await first.call.write(learner_pb2.AttendRequest(goodbye=learner_pb2.Goodbye()))
-        assert [lease.seq for lease in await second.lease(max_groups=4)] == [0, 1, 2, 3]
+        if says_goodbye:
+            await first.call.write(learner_pb2.AttendRequest(goodbye=learner_pb2.Goodbye()))
+        else:
+            first.call.cancel()
+        assert [lease.seq for lease in await second.lease(max_groups=4, wait_s=5.0)] == [0, 1, 2, 3]
         for actor in (first, second):
             await actor.leave()

@@ -128,12 +128,15 @@ async def test_a_trainer_that_comes_back_replays_from_the_newest_cut_and_no_vers
         cut_dir = await trainer.save(1, config.run_dir)
         assert Path(cut_dir).name == "step-000001" and (Path(cut_dir) / "cut.json").is_file() and (Path(cut_dir) / "ledger.msgpack").is_file()
         assert await trainer.save(1, config.run_dir) == cut_dir
-        dead_groups, version = await one_step(trainer, actor, 1)
+        dead_groups, version = await one_step(trainer, actor, 1, will_save=True)
         versions.append(version)
 
         again = Trainer(address, tmp_path / "shm", incarnation=200)
         answer = await again.register()
         assert (answer.cut_dir, answer.policy_step, answer.lineage) == (cut_dir, 1, 1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await again.save(2, config.run_dir)  # the older incarnation announced it, the account at that step is no more
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await trainer.take(2)
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
@@ -145,6 +148,27 @@ async def test_a_trainer_that_comes_back_replays_from_the_newest_cut_and_no_vers
         status = await balances(actor)
         assert (status.num_trained, status.policy_step, status.lineage) == (4, 2, 1)
         await actor.leave()
+
+
+async def test_a_rollback_that_no_rank_heard_of_stands_after_the_restart(child: tuple[Child, LearnerConfig], tmp_path: Path) -> None:
+    process, config = child
+    address = await process.start(kill_at="after_rollback_before_answer:2")
+    trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
+    await trainer.register()
+    await trainer.close(0)
+    await actor.attend()
+    groups, _ = await one_step(trainer, actor, 0)
+    again = Trainer(address, tmp_path / "shm", incarnation=200)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await again.register()
+    await process.killed()
+    await process.start()
+    answer = await again.register()
+    assert (answer.cut_dir, answer.policy_step, answer.lineage) == ("", 0, 1)
+    assert (await again.close(0)).version == 3
+    header, _ = await again.take(0)
+    assert sorted({row.group_id for row in header.table}) == groups
+    await actor.leave()
 
 
 async def test_a_gateway_that_starts_from_a_cut_gives_versions_and_sequence_numbers_no_second_time(tmp_path: Path) -> None:

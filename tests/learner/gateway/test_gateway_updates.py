@@ -84,6 +84,7 @@ async def test_a_member_that_says_nothing_is_aborted_at_the_deadline_and_the_res
         await prepared(a)
         settled_again = await retry
         assert list(settled_again.members) == ["a"] and settled_again.group.group_key != settled.group.group_key
+        assert b.orders.empty(), "the one that is to blame is not asked again for this version"
 
 
 async def test_a_member_that_dies_ends_the_epoch_at_once(tmp_path: Path) -> None:
