@@ -68,7 +68,7 @@ def tiny(
             "tie_word_embeddings": tied,
         }
         with _whole(folder) as part:
-            _write_tiny(part, architecture, sizes, seed)
+            _write_tiny(part, architecture, sizes, seed, init_std)
     return folder
 
 
@@ -130,7 +130,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(str(folder))
 
 
-def _write_tiny(folder: Path, architecture: str, sizes: dict[str, Any], seed: int) -> None:
+def _write_tiny(folder: Path, architecture: str, sizes: dict[str, Any], seed: int, init_std: float) -> None:
     import torch
     import transformers
 
