@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from reward_server import channel, fields, registry
@@ -66,7 +67,7 @@ class _Scorer:
         self._inbox = inbox
         self._index = index
         self._limit_s = limit_s
-        self._running: dict[int, asyncio.Task[None]] = {}  # async calls by seq
+        self._running: dict[int, asyncio.Task[Outcome]] = {}  # async calls by seq
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def answer_all(self, items: list[tuple[int, str, str, bytes]]) -> None:
@@ -117,8 +118,14 @@ class _Scorer:
             beat.cancel()
 
     def _begin(self, items: list[tuple[int, str, str, bytes]]) -> None:
-        for item in items:
-            self._running[item[0]] = asyncio.get_running_loop().create_task(self._one_async(*item))
+        for seq, prompt, completion, data in items:
+            self._running[seq] = asyncio.get_running_loop().create_task(self._one_async(prompt, completion, data))
+            self._running[seq].add_done_callback(partial(self._finish, seq))
+
+    def _finish(self, seq: int, task: asyncio.Task[Outcome]) -> None:
+        """Answers an async call; one that was cancelled before its first step has no outcome of its own."""
+        del self._running[seq]
+        self._answer(seq, Unscored("cancelled before it was made", "unavailable") if task.cancelled() else task.result())
 
     def _take_more(self) -> None:
         """Called when the service has sent something."""
@@ -139,15 +146,12 @@ class _Scorer:
                 for task in filter(None, map(self._running.get, items)):
                     task.cancel()
 
-    async def _one_async(self, seq: int, prompt: str, completion: str, data: bytes) -> None:
-        outcome: Outcome
+    async def _one_async(self, prompt: str, completion: str, data: bytes) -> Outcome:
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                outcome = checked(await self.loaded.call(prompt, completion, fields.decode(data)))
+                return checked(await self.loaded.call(prompt, completion, fields.decode(data)))
         except BaseException as error:  # the supervised edge: the service counts it
-            outcome = Unscored(f"no answer within limit_s={self._limit_s:g}", "timeout") if limit.expired() else _raised(error)
-        del self._running[seq]
-        self._answer(seq, outcome)
+            return Unscored(f"no answer within limit_s={self._limit_s:g}", "timeout") if limit.expired() else _raised(error)
 
     async def _beat(self) -> None:
         while True:

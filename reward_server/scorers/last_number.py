@@ -75,9 +75,8 @@ def _is_negative(before: str) -> bool:
     previous = rest.rstrip(" ")[-1:]
     if len(attached) < len(before):  # "- 7": a sign only after an operator, else a difference or a list's bullet
         return previous != "" and previous in _BEFORE_DETACHED_SIGN
-    if rest[-1:].isalnum() or rest[-1:] in (")", "]", "}"):  # "x-3", "9-3", "(9)-3"
-        return False
-    return not (previous.isdigit() or previous in (")", "]", "}"))  # "9 -3"
+    between_words = rest[-1:].isalpha()  # "x-3"
+    return not (between_words or previous.isdigit() or previous in (")", "]", "}"))  # "9-3", "9 -3", "(9) -3"
 
 
 def _equal(given: Decimal, wanted: Decimal, tolerance: float) -> bool:

@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from protos.reward.v1alpha1 import reward_pb2 as pb
+from protos.reward.v1alpha1.reward_pb2_grpc import RewardServiceStub
 from reward_server.__main__ import load_config
 from tests.reward_server.service import serving, start, workers_of
 
@@ -80,9 +83,12 @@ def test_a_signal_ends_the_service_with_code_0_and_all_its_processes(tmp_path: P
 
 def test_scorer_processes_die_with_a_killed_service(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import time\ndef score(prompt, completion, fields): time.sleep(60)\n")
-    with serving(tmp_path, {"scorers": [ONE]}) as (_, process):
+    with serving(tmp_path, {"scorers": [ONE]}) as (address, process), grpc.insecure_channel(address) as channel:
+        answers = RewardServiceStub(channel).Score(iter([pb.ScoreRequest(id="1")]))
+        time.sleep(0.5)  # one process is busy and reads nothing
         workers = workers_of(process.pid)
         process.kill()
+        answers.cancel()
         until_s = time.monotonic() + 5
         while any(Path(f"/proc/{pid}").exists() for pid in workers):
             assert time.monotonic() < until_s, "scorer processes outlive the service"

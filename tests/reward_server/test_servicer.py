@@ -137,6 +137,7 @@ async def test_a_draining_server_answers_what_it_has_read_and_then_says_unavaila
             await call.write(request(number, "0.5"))
         await asyncio.sleep(0.2)
         servicer.drain()
+        await call.write(request("too late", "0"))
         assert {(await call.read()).id for _ in range(5)} == {"0", "1", "2", "3", "4"}
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()

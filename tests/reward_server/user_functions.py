@@ -46,7 +46,7 @@ def _print(fields: dict[str, Any]) -> float:
 
 
 def _allocate(fields: dict[str, Any]) -> float:
-    return float(len(bytearray(64 << 30)))
+    return float(len(bytearray(2 << 30)))  # the kernel gives zeroed pages: none is touched
 
 
 def _leave_a_child(fields: dict[str, Any]) -> float:
@@ -118,6 +118,12 @@ def slowly(prompt: str, completion: str, fields: dict[str, Any]) -> float:
     """Takes as many seconds as the completion says, and notes that it was called."""
     with Path(fields["calls"]).open("a") as file:
         file.write(".")
+    time.sleep(float(completion))
+    return 1.0
+
+
+def sleeps(prompt: str, completion: str, fields: dict[str, Any]) -> float:
+    """Sleeps as many seconds as the completion says."""
     time.sleep(float(completion))
     return 1.0
 
