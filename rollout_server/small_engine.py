@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,36 +37,12 @@ from rollout_server.engine import (
     check_prompt,
 )
 from rollout_server.sampling import draw
+from rollout_server.small_request import Request, deltas_of
 from rollout_server.spans import SpanTrack
 from rollout_server.weights.driver import CommitError, CommitTimes
 
 Result = TypeVar("Result")
 _POLL_S = 0.005
-
-
-@dataclass(kw_only=True, slots=True)
-class _Request:
-    """One running request; after its start only the step thread writes to it."""
-
-    request_id: str
-    tokens: list[int]  # prompt, then what was drawn
-    num_prompt: int
-    max_new_tokens: int
-    sampling: SamplingSpec
-    generator: torch.Generator
-    track: SpanTrack
-    deltas: asyncio.Queue[Delta | Exception]
-    loop: asyncio.AbstractEventLoop
-    cache: Any = None  # KV of tokens[:-1]; None: nothing computed, or thrown away by an update
-    stop: Finish | None = None
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def num_drawn(self) -> int:
-        return len(self.tokens) - self.num_prompt
-
-    def put(self, item: Delta | Exception) -> None:
-        self.loop.call_soon_threadsafe(self.deltas.put_nowait, item)
 
 
 class SmallEngine:
@@ -84,7 +59,7 @@ class SmallEngine:
         self._loaded_version = 0
         self._meter = Meter()
         self._wake = threading.Condition()
-        self._requests: list[_Request] = []
+        self._requests: list[Request] = []
         self._calls: list[Callable[[], None]] = []
         self._stale = False
         self._closing = False
@@ -130,7 +105,7 @@ class SmallEngine:
     ) -> AsyncGenerator[Delta, None]:
         check_prompt(prompt_ids, vocab_size=self.info.vocab_size, max_model_len=self.info.max_model_len)
         await self.check()
-        request = _Request(
+        request = Request(
             request_id=request_id, tokens=list(prompt_ids), num_prompt=len(prompt_ids), sampling=sampling,
             max_new_tokens=min(sampling.max_new_tokens, self.info.max_model_len - len(prompt_ids)),
             generator=torch.Generator().manual_seed(sampling.seed), track=SpanTrack(0),
@@ -142,7 +117,7 @@ class SmallEngine:
             self._wake.notify()
         self._meter.begin()
         try:
-            async for delta in _deltas(request, stream):
+            async for delta in deltas_of(request, stream):
                 self._meter.num_tokens += len(delta.token_ids)
                 yield delta
         finally:
@@ -155,7 +130,7 @@ class SmallEngine:
                 if request.request_id == request_id:
                     self._end(request)
 
-    def _end(self, request: _Request) -> None:
+    def _end(self, request: Request) -> None:
         """Takes effect at the next step, when the step thread sends the last delta."""
         with self._wake:
             request.stop = request.stop or "abort"
@@ -247,7 +222,7 @@ class SmallEngine:
             for request in ended:
                 request.put(Delta(token_ids=(), logprobs=(), finish="abort", spans=request.track.spans(request.num_drawn)))
             with self._wake:
-                self._requests = [request for request in self._requests if request not in ended and not _finished(request)]
+                self._requests = [request for request in self._requests if request not in ended and not request.finished]
         for request in self._requests:
             request.put(EngineUnavailableError("the engine was stopped"))
 
@@ -260,7 +235,7 @@ class SmallEngine:
             self._wake.wait_for(work)
             return not self._closing
 
-    def _step(self, request: _Request) -> None:
+    def _step(self, request: Request) -> None:
         """Draws one token, and sends it."""
         try:
             new = request.tokens if request.cache is None else request.tokens[-1:]
@@ -280,28 +255,6 @@ class SmallEngine:
             finish = "length"
         spans = request.track.spans(request.num_drawn) if finish else ()
         request.put(Delta(token_ids=(token,), logprobs=(logprob,), finish=finish, spans=spans))
-
-
-def _finished(request: _Request) -> bool:
-    return request.num_drawn >= request.max_new_tokens
-
-
-async def _deltas(request: _Request, stream: bool) -> AsyncGenerator[Delta, None]:
-    """The request's deltas as they come, or all in one at its end."""
-    ids: list[int] = []
-    logprobs: list[float] = []
-    while True:
-        item = await request.deltas.get()
-        if isinstance(item, Exception):
-            raise item
-        ids += item.token_ids
-        logprobs += item.logprobs
-        if stream:
-            yield item
-        elif item.finish:
-            yield Delta(token_ids=ids, logprobs=logprobs, finish=item.finish, spans=item.spans)
-        if item.finish:
-            return
 
 
 def _load(folder: Path, dtype: str) -> Any:

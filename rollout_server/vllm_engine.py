@@ -73,12 +73,12 @@ class VllmEngine:
     async def start(self) -> None:
         """Raises ValueError for arguments that vLLM refuses, RuntimeError when its processes do not come up."""
         version = vllm_setup.vllm_version()
-        on_gpu = await asyncio.get_running_loop().run_in_executor(self._starter, _has_gpu)
+        on_gpu = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.has_gpu)
         vllm_setup.prepare_environment(self._config, on_gpu=on_gpu)
         arguments = vllm_setup.engine_arguments(self._config, self._folder, on_gpu=on_gpu)
         self._loaded_version = 0
         self._tracks.clear()
-        self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, _make_engine, arguments)
+        self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments)
         self._accounting = Accounting(self._engine)
         where = (await self._rpc("headrace_describe", timeout_s=60.0))[0]
         model_config = self._engine.model_config
@@ -125,7 +125,7 @@ class VllmEngine:
             accounting.forget(inner_id)
 
     async def _draw(self, prompt_ids: list[int], sampling: SamplingSpec, inner_id: str, stream: bool) -> AsyncGenerator[Delta, None]:
-        parameters = _parameters(sampling, self.info.max_model_len - len(prompt_ids), stream)
+        parameters = vllm_setup.request_parameters(sampling, self.info.max_model_len - len(prompt_ids), stream)
         prompt = {"prompt_token_ids": prompt_ids, "cache_salt": f"v{self._loaded_version}"}
         num_drawn = 0
         try:
@@ -139,7 +139,7 @@ class VllmEngine:
         except (GeneratorExit, asyncio.CancelledError, EngineUnavailableError):
             raise
         except Exception as error:  # vLLM's own types differ between versions; the two meanings do not
-            raise _translated(error) from error
+            raise vllm_setup.translated(error) from error
 
     def _delta(self, completion: Any, ids: list[int], num_drawn: int, inner_id: str) -> Delta:
         logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs or (), ids, strict=True)]
@@ -264,46 +264,3 @@ class VllmEngine:
             return task.result()
         finally:
             task.cancel()
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _make_engine(arguments: dict[str, Any]) -> Any:
-    from pydantic import ValidationError
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    except ValidationError as error:  # many lines of it; each message begins with the rule
-        raise ValueError("vLLM refuses the configuration: " + "; ".join(" ".join(e["msg"].split()) for e in error.errors())) from error
-
-
-def _parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=min(sampling.max_new_tokens, room_tokens),
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,  # stop_token_ids says all that ends a sample
-        seed=sampling.seed,  # always: vLLM 0.26 on CPU ignores seeds unless every request of the batch has one
-        logprobs=0,  # of the sampled token alone
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
-    )
-
-
-def _translated(error: Exception) -> Exception:
-    """vLLM's refusals as ValueError, anything else as EngineUnavailableError."""
-    refusal = isinstance(error, ValueError) or any(base.__name__ == "VLLMClientError" for base in type(error).__mro__)
-    if refusal:
-        return ValueError(str(error))
-    return EngineUnavailableError(f"{type(error).__name__}: {error}")

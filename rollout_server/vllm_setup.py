@@ -1,4 +1,4 @@
-"""How vLLM is started: its version, its environment, its arguments."""
+"""How vLLM is spoken to: its version, its environment, its arguments, its parameters and its errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_server.config import RolloutConfig
+from rollout_server.engine import EngineUnavailableError, SamplingSpec
 
 logger = logging.getLogger("headrace.rollout.vllm")
 
@@ -80,3 +81,49 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool) -> di
         "worker_extension_cls": "rollout_server.worker.WorkerExtension",
         **memory,
     }
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def make_engine(arguments: dict[str, Any]) -> Any:
+    """An AsyncLLM; blocks for seconds. Raises ValueError for arguments that vLLM refuses, RuntimeError when its processes fail."""
+    from pydantic import ValidationError
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except ValidationError as error:  # many lines of it; each message begins with the rule
+        raise ValueError("vLLM refuses the configuration: " + "; ".join(" ".join(e["msg"].split()) for e in error.errors())) from error
+
+
+def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -> Any:
+    """vLLM's SamplingParams for exactly this distribution."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=min(sampling.max_new_tokens, room_tokens),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # stop_token_ids says all that ends a sample
+        seed=sampling.seed,  # always: vLLM 0.26 on CPU ignores seeds unless every request of the batch has one
+        logprobs=0,  # of the sampled token alone
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def translated(error: Exception) -> Exception:
+    """vLLM's refusals as ValueError, anything else as EngineUnavailableError."""
+    refusal = isinstance(error, ValueError) or any(base.__name__ == "VLLMClientError" for base in type(error).__mro__)
+    if refusal:
+        return ValueError(str(error))
+    return EngineUnavailableError(f"{type(error).__name__}: {error}")

@@ -103,7 +103,7 @@ async def test_a_client_that_gives_up_frees_its_place_within_a_second(start: Sta
     with pytest.raises(grpc.aio.AioRpcError, match="Deadline"):
         await answers(running.stub, a_request(max_new_tokens=250), timeout_s=0.5)
     async with asyncio.timeout(1.0):
-        while running.engine.stats().num_running or running.service.replica.num_running:
+        while running.engine._requests or running.service.replica.num_running:  # the step thread's own list
             await asyncio.sleep(0.01)
 
 
