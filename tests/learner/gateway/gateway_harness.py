@@ -134,6 +134,7 @@ class Actor:
         self.call: Any = None
         self.run_id = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self._writing = asyncio.Lock()  # a stream takes one write at a time
 
     async def attend(self, *, loaded_version: int = 1, beating: bool = True) -> learner_pb2.Welcome:
         """Says hello; then heartbeats with `loaded_version` go up for ever. Raises AioRpcError when refused."""
@@ -152,11 +153,15 @@ class Actor:
     async def beat(self, loaded_version: int, **fields: Any) -> None:
         state = rollout_pb2.REPLICA_STATE_SERVING if loaded_version else rollout_pb2.REPLICA_STATE_WAITING
         beat = learner_pb2.Heartbeat(**{"state": state, "loaded_version": loaded_version, **fields})
-        await self.call.write(learner_pb2.AttendRequest(heartbeat=beat))
+        await self.write(learner_pb2.AttendRequest(heartbeat=beat))
 
     async def report(self, epoch: int, version: int, phase: learner_pb2.UpdatePhase, detail: str = "") -> None:
         report = learner_pb2.UpdateReport(epoch=epoch, version=version, phase=phase, detail=detail, state=rollout_pb2.REPLICA_STATE_SERVING)
-        await self.call.write(learner_pb2.AttendRequest(update_report=report))
+        await self.write(learner_pb2.AttendRequest(update_report=report))
+
+    async def write(self, message: learner_pb2.AttendRequest) -> None:
+        async with self._writing:
+            await self.call.write(message)
 
     async def order(self, kind: str) -> Any:
         """The next order of a kind; others are skipped."""
@@ -202,7 +207,7 @@ class Actor:
             while not self.call.done():
                 await self.beat(loaded_version)
                 await asyncio.sleep(0.1)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the stream has ended
 
 

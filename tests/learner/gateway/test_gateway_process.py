@@ -11,7 +11,7 @@ import pytest
 
 from learner.config import LearnerConfig
 from protos.learner.v1alpha1 import feed_pb2
-from tests.learner.gateway.gateway_harness import ROOT, Actor, Child, Trainer, config_in, running
+from tests.learner.gateway.gateway_harness import ROOT, Actor, Child, Trainer, config_in, eventually, running
 
 
 async def mistake(config: LearnerConfig) -> tuple[int, list[str]]:
@@ -56,8 +56,8 @@ async def test_a_run_that_goes_on_with_other_prompts_is_refused(tmp_path: Path) 
             await asyncio.sleep(0.01)
     changed = config_in(tmp_path, num_prompts=7)
     with pytest.raises(ValueError, match="has fingerprint"):
-        async with running(changed):
-            await asyncio.sleep(5)
+        async with running(changed) as gateway:
+            await eventually(lambda: gateway._shelf.failure is not None)
 
 
 async def test_sigterm_is_exit_code_0_and_the_id_and_address_are_in_the_run_folder(tmp_path: Path) -> None:
