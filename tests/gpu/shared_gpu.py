@@ -1,6 +1,6 @@
 """One GPU, shared: an FSDP2 rank in bfloat16 and vLLM push and serve side by side. A script, not collected by pytest.
 
-    python3 -m tests.gpu.shared_gpu OUT.json [--hidden 1024 --layers 12]
+    python3 -m tests.gpu.shared_gpu OUT.json [--hidden 1024 --layers 6]
 
 Starts the three services as a user would, keeps long requests in flight over at least three updates, and has every token's
 log-prob evaluated by another process from the trainer's cuts under its own version, in float32 and in bfloat16. What bfloat16
@@ -80,6 +80,8 @@ def measure(folder: Path, model: Path) -> dict[str, Any]:
         generated = load_until(run, num_steps=6, num_streams=16)
         mixed = [g for g in generated if len(g.spans) > 1]
         chosen = mixed[:16]
+        for service in run.services.values():
+            service.kill()  # no more cuts while the old ones are read
         served = [value for g in chosen for value in g.logprobs]
         exact, rounded = evaluated(run, chosen, "float32"), evaluated(run, chosen, "bfloat16")
         lines = run.metrics()
@@ -96,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=6)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
