@@ -56,7 +56,7 @@ def says_mistakes(command: Command) -> Command:
             raise typer.Exit(2) from None
         except (RuntimeError, TimeoutError) as error:
             _say(str(error))
-            raise typer.Exit(1) from None
+            raise typer.Exit(getattr(error, "exit_code", 1)) from None
 
     return wrapped  # type: ignore[return-value]
 

@@ -53,8 +53,23 @@ class Outcome:
     Example: `Outcome(code=2, message="learner: headrace: model 'x' is not a folder ...")`
     """
 
-    code: int  # 0: the learner finished; 2: a user's mistake; 1: anything else
+    code: int  # 0: the learner finished; 2: a user's mistake; 128 + n: stopped by signal n; 1: anything else
     message: str  # empty for 0
+
+    def check(self) -> None:
+        """Raises ValueError for a user's mistake, RunEnded for any other end but a good one."""
+        if self.code == USER_MISTAKE:
+            raise ValueError(self.message)
+        if self.code:
+            raise RunEnded(self)
+
+
+class RunEnded(RuntimeError):
+    """The run ended before it was finished, or before something that was waited for."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message or "the run finished while something else was waited for")
+        self.exit_code = outcome.code or 1
 
 
 class Local:
@@ -96,14 +111,14 @@ class Local:
         self._tasks[service.name] = asyncio.create_task(self._keep(service), name=service.name)
 
     async def ready(self, name: str, *, limit_s: float) -> None:
-        """Returns once the service has answered SERVING. Raises RunEnded if the run ends before, TimeoutError after limit_s."""
+        """Returns once the service has answered SERVING. Raises as `until`, and says why for TimeoutError."""
         try:
             await self.until(self._ready[name].wait(), limit_s=limit_s)
         except TimeoutError:
             raise TimeoutError(f"{name} did not answer health checks within {limit_s:.0f} s; its log says why") from None
 
     async def until(self, wait: Coroutine[Any, Any, T], *, limit_s: float | None = None) -> T:
-        """Awaits something for as long as the run goes on. Raises RunEnded, or TimeoutError after limit_s."""
+        """Awaits something for as long as the run goes on. Raises RunEnded or ValueError when it ends, TimeoutError after limit_s."""
         assert self._ended is not None
         task = asyncio.create_task(wait)
         try:
@@ -112,6 +127,7 @@ class Local:
             if task.done():
                 return task.result()
             if self._ended.done():
+                self._ended.result().check()
                 raise RunEnded(self._ended.result())
             raise TimeoutError
         finally:
@@ -198,14 +214,6 @@ class Local:
         await until_serving(service.address)
         self._ready[service.name].set()
         self._on_event(f"{service.name} serves on {service.address} after {time.monotonic() - started:.1f} s")
-
-
-class RunEnded(Exception):
-    """The run ended while something was waited for."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.message or "the run has finished")
-        self.outcome = outcome
 
 
 async def _spawn(service: Service) -> asyncio.subprocess.Process:

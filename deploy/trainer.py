@@ -90,10 +90,7 @@ def scorer_path(reward: str | Callable[..., Any]) -> str:
 
 def _run(run: RunFile) -> Result:
     outcome = launch_local(run, on_event=lambda text: print(text, file=sys.stderr))
-    if outcome.code == 2:
-        raise ValueError(outcome.message)
-    if outcome.code:
-        raise RuntimeError(outcome.message)
+    outcome.check()
     file = run.run_dir / "metrics.jsonl"
     metrics = tuple(json.loads(line) for line in file.read_text().splitlines()) if file.is_file() else ()
     return Result(run_dir=run.run_dir, model=run.run_dir / "model", metrics=metrics)

@@ -124,10 +124,7 @@ async def _train(local: Local, learner: Service, run: RunFile, on_event: Callabl
         outcome = await local.outcome()
     finally:
         steps.cancel()
-    if outcome.code == 2:
-        raise ValueError(outcome.message)
-    if outcome.code:
-        raise RuntimeError(outcome.message)
+    outcome.check()
 
 
 async def _until_current(replica: Service, version: int, on_event: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""`headrace smoke`: all services, the real engine and a real learner on a 0.5 M model that sorts four digits."""
+"""`headrace smoke`: all services, the real engine and a real learner on a 0.5 M model that sorts three digits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from learner.gateway.rendering import stop_ids
 
 NUM_HELD_OUT = 200
 NUM_TRAINING = 4000
-SUPERVISED_STEPS = 25
+SUPERVISED_STEPS = 20
 MAX_NEW_TOKENS = sorting.NUM_DIGITS + 2
-STEPS = 80
+STEPS = 60
 SCORER = "sorted"
 
 
@@ -73,7 +73,7 @@ def make_model(folder: Path, digits: list[str], seed: int) -> None:
 
 
 def run_content(run_dir: Path, model: Path, seed: int) -> dict[str, Any]:
-    """The run file: eight groups of sixteen a step."""
+    """The run file: sixteen groups of sixteen a step."""
     return {
         "run_dir": str(run_dir),
         "model": str(model),
@@ -81,7 +81,7 @@ def run_content(run_dir: Path, model: Path, seed: int) -> dict[str, Any]:
             "steps": STEPS,
             "max_minutes": 1.25,
             "seed": seed,
-            "groups_per_step": 8,
+            "groups_per_step": 16,
             "scorer": SCORER,
             "data": {"prompts": str(run_dir / "train.jsonl"), "template": "raw", "max_prompt_tokens": 16},
             "sampling": {"group_size": 16, "max_new_tokens": MAX_NEW_TOKENS, "stop_token_ids": list(stop_ids(model))},

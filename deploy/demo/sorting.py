@@ -1,4 +1,4 @@
-"""The smoke run's task: sort four digits. Pure, since the reward server imports the scorer from here."""
+"""The smoke run's task: sort three digits. Pure, since the reward server imports the scorer from here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-NUM_DIGITS = 4
+NUM_DIGITS = 3
 
 
 def held_out(num: int, *, seed: int) -> list[str]:
@@ -21,12 +21,12 @@ def training(num: int, *, seed: int, excluded: Iterable[str]) -> list[str]:
 
 
 def prompt(digits: str) -> str:
-    """`"3142"` to `"3142>"`."""
+    """`"312"` to `"312>"`."""
     return f"{digits}>"
 
 
 def answer(digits: str) -> str:
-    """`"3142"` to `"1234"`."""
+    """`"312"` to `"123"`."""
     return "".join(sorted(digits))
 
 

@@ -122,8 +122,15 @@ async def test_what_a_dead_service_leaves_behind_is_killed_before_it_comes_back(
 
 async def test_waiting_for_a_service_ends_when_the_run_does(tmp_path: Path) -> None:
     async with Local(QUICK) as local:
-        local.start(script(tmp_path, "rollout-0", "import sys; sys.exit(2)"))
-        with pytest.raises(RunEnded):
+        local.start(script(tmp_path, "rollout-0", "import sys; sys.exit(3)"))
+        with pytest.raises(RunEnded, match="rollout-0 died .exit code 3. after 2 restarts"):
+            await local.ready("rollout-0", limit_s=20)
+
+
+async def test_waiting_for_a_service_raises_a_users_mistake_as_one(tmp_path: Path) -> None:
+    async with Local(QUICK) as local:
+        local.start(script(tmp_path, "rollout-0", "import sys; sys.stderr.write('headrace: no such model\\n'); sys.exit(2)"))
+        with pytest.raises(ValueError, match="rollout-0: no such model"):
             await local.ready("rollout-0", limit_s=20)
 
 
