@@ -118,9 +118,10 @@ class _Patience:
 class Supervisor:
     """Runs until the run is finished, cannot go on, or was told to stop. Example: `code = await Supervisor(config, resolved).run()`"""
 
-    def __init__(self, config: LearnerConfig, resolved: Path) -> None:
-        self._config, self._resolved = config, resolved
-        self._gateway = self._child("gateway", "learner.gateway", [])
+    def __init__(self, config: LearnerConfig, resolved: Path, *, gateway: str = "learner.gateway", trainer: str = "learner.trainer") -> None:
+        """gateway, trainer: modules to run as children."""
+        self._config, self._resolved, self._trainer = config, resolved, trainer
+        self._gateway = self._child("gateway", gateway, [])
         self._ranks: list[Child] = []
         self._stopping = asyncio.Event()
 
@@ -175,7 +176,7 @@ class Supervisor:
         folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         count = self._config.trainer.ranks
         shared = ["--world-size", str(count), "--incarnation", str(time.time_ns()), "--rendezvous", f"file://{folder / 'rendezvous'}", "--parent", str(os.getpid())]
-        self._ranks = [self._child(f"trainer-{rank}", "learner.trainer", ["--rank", str(rank), *shared]) for rank in range(count)]
+        self._ranks = [self._child(f"trainer-{rank}", self._trainer, ["--rank", str(rank), *shared]) for rank in range(count)]
         try:
             for rank in self._ranks:
                 await rank.start()

@@ -66,13 +66,15 @@ def refuse_unknown_forms(causal_lm: nn.Module) -> None:
 def load_policy(folder: Path, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype = torch.float32) -> Policy:
     """The policy of a Hugging Face folder, sharded over the mesh, each rank reading only its own rows from the files.
 
-    Master weights are kept in master_dtype, computed with in compute_dtype, and gradients are summed (not averaged) over
+    A single rank that computes in master_dtype has nothing to shard or cast and keeps plain parameters: sharding over one
+    rank copies every weight for each row, a tenth of the time of a 135 M model's row on a CPU. Master weights are kept in master_dtype, computed with in compute_dtype, and gradients are summed (not averaged) over
     ranks in master_dtype. Dropout is off: the model stays in eval mode, which changes nothing else in a decoder.
     Raises ValueError when folder and architecture do not fit.
     """
     causal_lm = build_on_meta(folder, master_dtype)
     policy = Policy(causal_lm, temperature=temperature)
-    shard(policy, mesh=mesh, compute_dtype=compute_dtype, reduce_dtype=master_dtype)
+    if mesh.size() > 1 or compute_dtype != master_dtype:
+        shard(policy, mesh=mesh, compute_dtype=compute_dtype, reduce_dtype=master_dtype)
     load_weights(causal_lm, folder, torch.device(mesh.device_type))
     return policy.eval()
 

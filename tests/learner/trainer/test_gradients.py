@@ -76,6 +76,7 @@ def test_gradient_does_not_depend_on_row_budget_or_prefix_sharing(aggregation: s
         assert second.loss == pytest.approx(first.loss, rel=1e-10)
 
 
+@pytest.mark.timeout(240)
 def test_two_ranks_give_the_gradient_of_one_however_samples_are_dealt(folders: dict[str, Path], mesh: DeviceMesh, tmp_path: Path) -> None:
     rig.spawn(2, on_two_ranks, tmp_path / "store", folders, tmp_path / "out")
     results = torch.load(tmp_path / "out")

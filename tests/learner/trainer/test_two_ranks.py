@@ -15,6 +15,8 @@ from learner.trainer.checkpoint import random_state, set_random_state
 from learner.trainer.optimizer import warmup_lr
 from tests.learner.trainer import rig, two_ranks
 
+pytestmark = pytest.mark.timeout(240)  # two processes that import torch and transformers, on cores that others use too
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

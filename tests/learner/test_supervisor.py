@@ -1,0 +1,110 @@
+"""Which child is started again, which ends everything, and with which code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner import supervisor
+from learner.config import LearnerConfig
+from learner.process import read_config
+from learner.supervisor import Supervisor, prepare
+
+FAKE = "tests.learner.fake_child"
+
+
+def settings(run_dir: Path, **changes: Any) -> dict[str, Any]:
+    return {"run_dir": str(run_dir), "model": "none", "address": "127.0.0.1:0", "data": {"prompts": "none"}, "trainer": {"ranks": 2}, **changes}
+
+
+def scripts(run_dir: Path, **lines: list[str]) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for name in ("gateway", "trainer_0", "trainer_1"):
+        (run_dir / f"{name.replace('_', '-')}.script").write_text("\n".join(lines.get(name, ["until-told"])) + "\n")
+
+
+def starts(run_dir: Path, name: str) -> list[str]:
+    return (run_dir / f"{name}.started").read_text().split()
+
+
+async def supervise(run_dir: Path) -> int:
+    config, resolved = prepare(LearnerConfig.model_validate(settings(run_dir)))
+    return await asyncio.wait_for(Supervisor(config, resolved, gateway=FAKE, trainer=FAKE).run(), 40)
+
+
+async def test_all_ranks_ending_well_is_a_finished_run(tmp_path: Path) -> None:
+    scripts(tmp_path, trainer_0=["exit 0"], trainer_1=["sleep 0.2 exit 0"])
+    assert await supervise(tmp_path) == 0
+    assert len(starts(tmp_path, "gateway")) == 1 and len(starts(tmp_path, "trainer-0")) == 1
+
+
+async def test_a_rank_that_fails_makes_all_ranks_start_again_as_a_new_incarnation(tmp_path: Path) -> None:
+    scripts(tmp_path, trainer_0=["until-told", "exit 0"], trainer_1=["sleep 0.3 exit 1", "exit 0"])
+    assert await supervise(tmp_path) == 0
+    first, second = starts(tmp_path, "trainer-0")
+    assert starts(tmp_path, "trainer-1") == [first, second] and int(second) > int(first)
+    assert len(starts(tmp_path, "gateway")) == 1
+
+
+async def test_a_gateway_that_dies_is_started_again_beside_the_ranks(tmp_path: Path) -> None:
+    scripts(tmp_path, gateway=["sleep 0.2 exit 1", "until-told"], trainer_0=["sleep 2 exit 0"], trainer_1=["sleep 2 exit 0"])
+    assert await supervise(tmp_path) == 0
+    assert len(starts(tmp_path, "gateway")) == 2 and len(starts(tmp_path, "trainer-0")) == 1
+
+
+@pytest.mark.parametrize("who", ["gateway", "trainer_1"])
+async def test_a_users_mistake_is_passed_on_and_never_tried_again(who: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    scripts(tmp_path, **{who: ["say 'a traceback above' say 'headrace: model: no such folder' exit 2"]})
+    assert await supervise(tmp_path) == 2
+    assert "headrace: model: no such folder\n" in capfd.readouterr().err
+    assert len(starts(tmp_path, who.replace("_", "-"))) == 1
+
+
+async def test_ranks_that_keep_failing_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(supervisor, "MAX_FAILURES", 1)
+    scripts(tmp_path, trainer_0=["say boom exit 1"])
+    assert await supervise(tmp_path) == 1
+    assert "failed 2 times in a row" in capfd.readouterr().err
+    assert len(starts(tmp_path, "trainer-0")) == 2
+
+
+async def test_told_to_stop_it_waits_for_the_ranks_to_leave_and_keeps_the_gateway_for_them(tmp_path: Path) -> None:
+    # The gateway dies of the same signal; the ranks need one for their cut.
+    scripts(tmp_path, gateway=["sleep 0.8 exit 0", "until-told"])
+    asyncio.get_running_loop().call_later(0.7, os.kill, os.getpid(), signal.SIGTERM)
+    assert await supervise(tmp_path) == 0
+    assert len(starts(tmp_path, "trainer-0")) == 1
+
+
+def test_the_run_folder_holds_what_was_resolved(tmp_path: Path) -> None:
+    config, resolved = prepare(LearnerConfig.model_validate(settings(tmp_path / "new")))
+    assert not config.address.endswith(":0")
+    assert LearnerConfig.model_validate(json.loads(resolved.read_text())) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("stesp: 3", "stesp"), ("[1]", "must hold a mapping"), ("steps: 0", "steps: Input should be greater than or equal to 1 (given: 0)"), ("a: [", "cannot be read as YAML")],
+)
+def test_a_mistake_in_the_file_names_file_key_and_value(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "learner.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as raised:
+        read_config(path)
+    assert message in str(raised.value) and str(path) in str(raised.value)
+
+
+def test_the_command_ends_with_2_and_lines_without_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "learner.yaml"
+    path.write_text("steps: 0")
+    done = subprocess.run([sys.executable, "-m", "learner", "--config", str(path)], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert all(line.startswith("headrace: ") for line in done.stderr.splitlines()) and "Traceback" not in done.stderr
