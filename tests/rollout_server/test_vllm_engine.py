@@ -167,6 +167,18 @@ async def test_spans_agree_with_vllms_own_labels(engine: VllmEngine, weights: We
         assert [(str(s.version), s.start, s.end) for s in sample.last.spans] == theirs[f"w{i}"]
 
 
+async def test_an_answer_read_only_after_an_update_is_labelled_with_what_drew_it(engine: VllmEngine, weights: Weights) -> None:
+    version = await weights.stage()
+    stream = engine.generate(PROMPT, SamplingSpec(temperature=1.0, max_new_tokens=12, seed=1), "late")
+    deltas = [await anext(stream)]
+    async with asyncio.timeout(10):
+        while engine._engine.output_processor.get_num_unfinished_requests():
+            await asyncio.sleep(0.01)
+    await weights.commit(version)  # all twelve were drawn before, one has been read
+    deltas += [delta async for delta in stream]
+    assert [(s.version, s.start, s.end) for s in deltas[-1].spans] == [(version - 1, 0, 12)]
+
+
 async def test_requests_made_around_an_update_lose_nothing(engine: VllmEngine, weights: Weights) -> None:
     version = await weights.stage()
     samples = []
