@@ -9,6 +9,7 @@ from pathlib import Path
 
 from learner.process import complain, log_to_stderr, read_config
 from learner.supervisor import Supervisor, prepare
+from protos import faultpoints
 
 
 def main() -> int:
@@ -17,6 +18,7 @@ def main() -> int:
     arguments = parser.parse_args()
     log_to_stderr()
     try:
+        faultpoints.check()
         config, resolved = prepare(read_config(arguments.config))
     except ValueError as error:
         return complain(str(error))

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from protos import faultpoints
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -67,6 +68,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
+        faultpoints.check()
         asyncio.run(serve(load_config(arguments.config), arguments.address_file))
     except ValueError as error:
         for line in str(error).splitlines():

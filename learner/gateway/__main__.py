@@ -11,11 +11,11 @@ import uuid
 from pathlib import Path
 
 from learner.config import LearnerConfig
-from learner.gateway import killpoints
 from learner.gateway.gateway import Gateway, write_whole
 from learner.gateway.journal import JournalFailed
 from learner.gateway.segments import JournalDamaged
 from learner.process import complain, die_with_parent, log_to_stderr, read_config
+from protos import faultpoints
 from protos.identity import resolve_model
 
 
@@ -35,7 +35,6 @@ async def serve(config: LearnerConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    killpoints.wanted(os.environ.get(killpoints.VARIABLE, ""))  # a misspelt point fails here and not never
     config.run_dir.mkdir(parents=True, exist_ok=True)
     await Gateway(config, resolve_model(config.model), run_id_of(config)).run(stopping)
 
@@ -47,6 +46,7 @@ def main() -> int:
     die_with_parent(os.getppid())
     log_to_stderr()
     try:
+        faultpoints.check()
         asyncio.run(serve(read_config(arguments.config)))
     except (ValueError, FileNotFoundError, JournalDamaged) as error:
         return complain(str(error))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from learner.gateway import killpoints
 from learner.gateway.account import Plan
 from learner.gateway.assign import owners
 from learner.gateway.attendance import Attendance
@@ -25,6 +24,7 @@ from learner.gateway.meter import Meter, Stats
 from learner.gateway.refusals import Refused, precondition
 from learner.gateway.terms import Row
 from learner.gateway.versions import StalenessBroken
+from protos import faultpoints
 
 logger = logging.getLogger("headrace.learner.batches")
 CLOCK_S = 0.5  # how often a waiting decision looks at the clock
@@ -82,7 +82,7 @@ class Batches:
                 if self._is_end(policy_step):
                     return self._decision(policy_step, None, num_ranks, loop.time() - asked_s)
                 if (plan := await self._form(policy_step)) is not None:
-                    killpoints.reach("after_plan_before_answer")
+                    faultpoints.point("after_plan_before_answer")
                     return self._decision(policy_step, plan, num_ranks, loop.time() - asked_s)
             await self._books.bell.wait(CLOCK_S)
 
@@ -90,6 +90,7 @@ class Batches:
         """A plan that is on the disk, if one can be made. Raises Refused ABORTED."""
         while True:
             try:
+                faultpoints.point("before_plan")
                 plan, record = self._books.ledger.form(policy_step, data_ended=self._data_ended())
             except StalenessBroken as error:
                 logger.exception("the account broke its own bound")

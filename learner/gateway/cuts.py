@@ -16,8 +16,8 @@ from typing import Any
 
 import msgpack
 
-from learner.gateway import killpoints
 from learner.gateway.segments import Position
+from protos import faultpoints
 
 SCHEMA = 1
 MARKER, ACCOUNT = "cut.json", "ledger.msgpack"
@@ -91,14 +91,14 @@ def write(source: Path, cut: Cut, account: dict[str, Any]) -> None:
     for path in sorted(source.rglob("*")):
         _sync(path)
     _sync(source)
-    killpoints.reach("before_cut_marker")
+    faultpoints.point("before_cut_marker")
     mark = {"schema": SCHEMA, **{name: value for name, value in asdict(cut).items() if name != "folder"}}
     _write_whole(source / MARKER, json.dumps(mark).encode())
     _sync(source)
     if source != cut.folder:
         source.rename(cut.folder)
     _sync(cut.folder.parent)
-    killpoints.reach("after_cut_marker")
+    faultpoints.point("after_cut_marker")
 
 
 def retain(checkpoints: Path, keep: int) -> Cut:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.gateway import cuts, killpoints, snapshots
+from learner.gateway import cuts, snapshots
 from learner.gateway.account import Record
 from learner.gateway.attendance import Attendance
 from learner.gateway.batches import Batches, Decision
@@ -23,6 +23,7 @@ from learner.gateway.segments import Position
 from learner.gateway.snapshots import Snapshot, Snapshots
 from learner.gateway.standing import Publication
 from learner.gateway.updates import Updates
+from protos import faultpoints
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 
@@ -87,7 +88,7 @@ class Feed:
                     self._relieve(incarnation, world_size)
         if self.duty.report(rank):
             await asyncio.shield(self._commit_own({"type": "assembled"}))
-            killpoints.reach("after_rollback_before_answer")
+            faultpoints.point("after_rollback_before_answer")
             self.duty.assemble()
         return await self.duty.wait(incarnation)
 
@@ -109,6 +110,7 @@ class Feed:
         self._check_close(incarnation, policy_step)
         manifest = await asyncio.to_thread(snapshots.load, snapshot_dir, policy_step)
         self._check_close(incarnation, policy_step)
+        faultpoints.point("before_close")
         version, record = self._books.ledger.publish(policy_step)
         publication = Publication(version=version.number, lineage=version.lineage, policy_step=policy_step, snapshot_dir=str(snapshot_dir))
         if record is not None:
@@ -120,7 +122,7 @@ class Feed:
                 self._saving.announce(announced, position)
             self._batches.forget(before=policy_step)
         await asyncio.shield(self._books.barrier())
-        killpoints.reach("after_close_before_answer")
+        faultpoints.point("after_close_before_answer")
         await self._snapshots.publish(_snapshot(publication, manifest))
         self._attendance.broadcast(learner_pb2.AttendResponse(published=learner_pb2.Published(version=publication.version)))
         self._on_close()

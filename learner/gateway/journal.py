@@ -35,6 +35,7 @@ from learner.gateway.segments import (
     segment_numbers,
     segment_path,
 )
+from protos import faultpoints
 
 _log = logging.getLogger("headrace.gateway.journal")
 _IOV_MAX = 1024
@@ -188,10 +189,12 @@ class Journal:
             offset += HEAD_BYTES + len(body) + len(payload)
         try:
             _write_buffers(self._file, buffers)
+            faultpoints.point("before_fsync")
             os.fdatasync(self._file)
         except OSError:
             os.ftruncate(self._file, self._durable)
             raise
+        faultpoints.point("after_fsync")
         self.num_syncs += 1
         self._durable = offset
         return positions

@@ -14,13 +14,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from learner.gateway import killpoints
 from learner.gateway.account import Record
 from learner.gateway.attendance import Attendance
 from learner.gateway.books import Books
 from learner.gateway.catalog import Catalog, Shelf
 from learner.gateway.groups import Group
 from learner.gateway.refusals import precondition
+from protos import faultpoints
 
 logger = logging.getLogger("headrace.learner.leases")
 
@@ -126,7 +126,7 @@ class LeaseDesk:
             for loan in loans:
                 self._books.commit(self._books.ledger.release_lease(loan.lease_id, in_good_order=True))
             raise
-        killpoints.reach("after_lease_before_answer")
+        faultpoints.point("after_lease_before_answer")
 
     def _free(self, record: Record | None) -> None:
         if record is not None:

@@ -32,6 +32,7 @@ from learner.trainer.record import Recorder
 from learner.trainer.world import Place, World, joined, resolve_device
 from learner.weights.push import Pusher, store_host
 from learner.weights.snapshot import SnapshotWriter, snapshot_root
+from protos import faultpoints
 from protos.identity import resolve_model
 
 _LOG = logging.getLogger("headrace.learner.trainer")
@@ -44,6 +45,7 @@ def main() -> int:
         die_with_parent(arguments.parent)
     log_to_stderr()
     try:
+        faultpoints.check()
         config = read_config(arguments.config)
         place = _place(arguments)
         device = resolve_device(config.trainer.device, place.rank)

@@ -53,6 +53,7 @@ def run(parts: Parts, step: int) -> End:
             batch = parts.feed.take_batch(step, stop=parts.stop)
         if batch is None:
             return End(published=published, finished=True)
+        faultpoints.point("trainer_batch")
         with clock.time("train"):
             minibatches = table.cut(batch.table, num_minibatches=config.optimizer.minibatches, normalize=config.algorithm.normalize)
             result = train_step(

@@ -25,7 +25,6 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "reward_mean": _mean(rewards),
         "reward_std": float(rewards.std()) if rewards.size else 0.0,
         "reward_parts": _part_means(usable),
-        "groups": list(groups_of(batch.table)),
         "num_samples": len(batch.table),
         "num_usable": len(usable),
         "unusable": dict(Counter(entry.unusable_reason for entry in batch.table if not entry.usable)),
