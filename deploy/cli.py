@@ -51,6 +51,8 @@ def says_mistakes(command: Command) -> Command:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         try:
             command(*args, **keywords)
+        except typer.Exit:
+            raise  # a RuntimeError too, but nobody's mistake
         except ValueError as error:
             _say(str(error))
             raise typer.Exit(2) from None
@@ -220,6 +222,21 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, finished or
     from deploy.report import write
 
     typer.echo(str(write(run_dir)))
+
+
+@app.command()
+@says_mistakes
+def audit(run_dir: Annotated[Path, typer.Argument(help="Run folder, finished or not.")]) -> None:
+    """Prove from a run's files alone that nothing was lost or trained twice. Exit code 1: it was, and each case is named.
+
+    Example: headrace audit runs/first
+    """
+    from deploy.audit.program import audit as examine
+    from deploy.audit.program import table
+
+    outcome = examine(run_dir)
+    typer.echo("\n".join(table(outcome)))
+    raise typer.Exit(1 if outcome.findings.found else 0)
 
 
 @app.command()

@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.algorithms.mismatch import mismatch_summary
 from learner.trainer.decode import Batch
-from learner.trainer.table import Entry, groups_of, zero_signal_share
+from learner.trainer.table import Entry, zero_signal_share
 from learner.trainer.update import StepResult
 
 
