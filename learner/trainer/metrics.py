@@ -21,7 +21,6 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
     lengths = np.array([entry.num_completion_tokens for entry in batch.table])
     stats = batch.stats
     return {
-        "groups": list(dict.fromkeys(entry.group_id for entry in batch.table)),
         "reward_mean": _mean(rewards),
         "reward_std": float(rewards.std()) if rewards.size else 0.0,
         "reward_parts": _part_means(usable),
