@@ -79,9 +79,10 @@ def measure(folder: Path, model: Path) -> dict[str, Any]:
         ready_s = time.monotonic() - started
         generated = load_until(run, num_steps=6, num_streams=16)
         mixed = [g for g in generated if len(g.spans) > 1]
-        chosen = mixed[:16]
         for service in run.services.values():
             service.kill()  # no more cuts while the old ones are read
+        step_of, saved = {line["version"]: line["step"] for line in run.metrics()} | {1: 0}, run.saved_steps()
+        chosen = [g for g in mixed if all(step_of.get(version, -1) in saved for version, _, _ in g.spans)][:16]
         served = [value for g in chosen for value in g.logprobs]
         exact, rounded = evaluated(run, chosen, "float32"), evaluated(run, chosen, "bfloat16")
         lines = run.metrics()

@@ -96,7 +96,10 @@ def test_two_ranks_push_to_two_vllm_replicas_under_load_and_every_token_has_its_
         mixed = [g for g in generated if len(g.spans) > 1]
         assert mixed, "no request was in flight during an update"
         assert all(len(g.completion) == 160 for g in generated), "an update ended a request"
-        chosen = mixed[:12] + [g for g in generated if len(g.spans) == 1][:4]
+        step_of, saved = {line["version"]: line["step"] for line in run.metrics()} | {1: 0}, run.saved_steps()
+        whole_cuts = [g for g in generated if all(step_of.get(version, -1) in saved for version, _, _ in g.spans)]
+        chosen = [g for g in whole_cuts if len(g.spans) > 1][:12] + [g for g in whole_cuts if len(g.spans) == 1][:4]
+        assert any(len(g.spans) > 1 for g in chosen)
         fresh = evaluated_afresh(run, chosen)
         worst = max(abs(a - b) for g, values in zip(chosen, fresh, strict=True) for a, b in zip(g.logprobs, values, strict=True))
         print(json.dumps({"requests": len(generated), "mixed": len(mixed), "versions": len({v for g in generated for v, _, _ in g.spans}), "worst_difference": worst}))
