@@ -33,6 +33,6 @@ def clipped_policy_loss(
     }
     if dual_clip is None:
         return loss, metrics
-    bound = dual_clip * advantage.abs()
-    metrics["clipped_dual"] = ((advantage < 0) & (loss > bound)).sum()
-    return torch.where(advantage < 0, torch.minimum(loss, bound), loss), metrics
+    bound = dual_clip * advantage.abs()  # reached for A < 0 only: for A >= 0 the loss is not above 0
+    metrics["clipped_dual"] = (loss > bound).sum()
+    return torch.minimum(loss, bound), metrics

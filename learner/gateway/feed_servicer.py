@@ -44,12 +44,12 @@ class FeedServicer(feed_pb2_grpc.FeedServiceServicer):
         self._feed.duty.check(request.incarnation, request.rank)
         key = Key(incarnation=request.incarnation, version=request.version, attempt=request.attempt)
         store = (request.store_host, request.store_port)
-        return wire.settlement(await self._feed.updates.begin(key, request.rank, store, num_ranks=self._feed.duty.world_size))
+        return wire.settlement(await self._feed.updates.begin(key, request.rank, store, num_ranks=self._feed.duty.world_size, device=request.device_uuid))
 
     @answering
     async def EndUpdate(self, request: pb.EndUpdateRequest, context: Any) -> pb.EndUpdateResponse:
         self._feed.duty.check(request.incarnation, request.rank)
-        return wire.finish(await self._feed.updates.end(request.epoch, request.rank, ok=request.ok, error=request.error))
+        return wire.finish(await self._feed.updates.end(request.epoch, request.rank, ok=request.ok, error=request.error, sent=wire.sent(request)))
 
     @answering
     async def SaveCut(self, request: pb.SaveCutRequest, context: Any) -> pb.SaveCutResponse:

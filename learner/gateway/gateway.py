@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ from learner.gateway.snapshots import Snapshots
 from learner.gateway.status import status
 from learner.gateway.submissions import Submissions
 from learner.gateway.terms import Limits
+from learner.gateway.transports import transports_of
 from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
-from protos.learner.v1alpha1 import feed_pb2_grpc, learner_pb2, learner_pb2_grpc
+from protos.learner.v1alpha1 import feed_pb2_grpc, learner_pb2_grpc
 from protos.rpc import Server
 
 logger = logging.getLogger("headrace.learner.gateway")
@@ -140,7 +142,7 @@ class Gateway:
             recovered=recovered,
             attendance=self._attendance,
             batches=batches,
-            updates=Updates(self._attendance, self._snapshots, transport=transport_of(config), limits=push),
+            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl")),
             published=self._snapshots,
             saving=Saving(self._books, checkpoints, keep=config.checkpoint.keep),
             checkpoints=checkpoints,
@@ -215,18 +217,17 @@ def vocabulary_of(folder: Path) -> int:
     return size
 
 
-def transport_of(config: LearnerConfig) -> learner_pb2.Transport:
-    """The Transport by which ranks push: as configured, else nccl where the trainer runs on a GPU."""
-    names = {"gloo": learner_pb2.TRANSPORT_GLOO, "nccl": learner_pb2.TRANSPORT_NCCL, "grpc": learner_pb2.TRANSPORT_GRPC}
-    if config.push.transport != "auto":
-        return names[config.push.transport]
-    on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and has_gpu())
-    return names["nccl" if on_gpu else "gloo"]
+def line_writer(path: Path) -> Callable[[dict[str, Any]], None]:
+    """Appends one JSON object a line; a disk that refuses costs the line and a warning, never a weight update."""
 
+    def write(line: dict[str, Any]) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            logger.warning("%s: %s", path, error)
 
-def has_gpu() -> bool:
-    """Whether a trainer here would find a CUDA device, told without torch."""
-    return Path("/dev/nvidia0").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    return write
 
 
 def reachable(address: str, port: int) -> str:

@@ -14,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from learner.gateway import epochs
 from learner.gateway.attendance import Attendance
 from learner.gateway.epochs import Epoch, Member, Phase
 from learner.gateway.replicas import Replica
 from learner.gateway.snapshots import Snapshots
+from learner.gateway.transports import Transports, shared_device
 from protos.learner.v1alpha1 import learner_pb2 as pb
 
 logger = logging.getLogger("headrace.learner.updates")
@@ -70,6 +73,9 @@ class _Run:
         self.key = key
         self.epoch = epoch
         self.store = ("", 0)
+        self.devices: dict[int, str] = {}  # rank to its device's UUID, empty on CPU
+        self.sent: dict[int, dict[str, Any]] = {}  # rank to what it reported of its sending
+        self.transport: pb.Transport = pb.TRANSPORT_UNSPECIFIED  # chosen with the candidates
         self.settled: asyncio.Future[Settlement] = loop.create_future()
         self.finished: asyncio.Future[epochs.Finish] = loop.create_future()
         self.clocks: list[asyncio.TimerHandle] = []
@@ -80,13 +86,14 @@ class _Run:
 
 
 class Updates:
-    """Who takes part in pushing a version, and how it ended. `transport` is a value of the Transport enum."""
+    """Who takes part in pushing a version, and how it ended. `record` gets a line an epoch (pushes.jsonl)."""
 
-    def __init__(self, attendance: Attendance, snapshots: Snapshots, *, transport: pb.Transport, limits: Limits) -> None:
+    def __init__(self, attendance: Attendance, snapshots: Snapshots, *, transports: Transports, limits: Limits, record: Callable[[dict[str, Any]], None]) -> None:
         self._attendance = attendance
         self._snapshots = snapshots
-        self._transport = transport
+        self._transports = transports
         self._limits = limits
+        self._record = record
         self._run: _Run | None = None
         self._blamed: set[Member] = set()  # in earlier attempts of this version
         self._has: dict[Member, int] = {}  # newest version that a replica reported whole
@@ -96,23 +103,25 @@ class Updates:
         attendance.reported.append(self.report)
         attendance.lost.append(self.lost)
 
-    async def begin(self, key: Key, rank: int, store: tuple[str, int], *, num_ranks: int) -> Settlement:
+    async def begin(self, key: Key, rank: int, store: tuple[str, int], *, num_ranks: int, device: str = "") -> Settlement:
         """One rank's BeginUpdate. A key older than the running one has no members: other ranks skipped to a newer version."""
         run = self._run_of(key, num_ranks)
         if run is None:
             return Settlement(epoch=0, members=(), group=pb.GroupSpec())
         if rank == 0:
             run.store = store
+        run.devices[rank] = device
         self._feed(run, epochs.Began(rank))
         return await asyncio.shield(run.settled)
 
-    async def end(self, number: int, rank: int, *, ok: bool, error: str) -> epochs.Finish:
+    async def end(self, number: int, rank: int, *, ok: bool, error: str, sent: dict[str, Any] | None = None) -> epochs.Finish:
         """One rank's EndUpdate. An epoch that this process does not know (it was restarted) has no outcomes and no retry."""
         run = self._run
         if run is None or run.epoch.number != number:
             return epochs.Finish((), False, False, (), ())
         if not ok:
             logger.warning("epoch %d: rank %d failed: %s", number, rank, error)
+        run.sent[rank] = {"rank": rank, "ok": ok, "error": error, **(sent or {})}
         self._feed(run, epochs.Ended(rank, ok))
         return await asyncio.shield(run.finished)
 
@@ -172,7 +181,7 @@ class Updates:
     def _do(self, run: _Run, action: epochs.Action) -> None:
         match action:
             case epochs.Choose():
-                self._feed(run, epochs.Chosen(self._candidates(run.key)))
+                self._feed(run, epochs.Chosen(self._candidates(run)))
             case epochs.Prepare(asked):
                 order = pb.AttendResponse(prepare_update=pb.PrepareUpdate(epoch=run.epoch.number, version=run.key.version))
                 self._send_all(asked, order)
@@ -185,18 +194,23 @@ class Updates:
             case epochs.Finish():
                 self._finish(run, action)
 
-    def _candidates(self, key: Key) -> tuple[Member, ...]:
+    def _candidates(self, run: _Run) -> tuple[Member, ...]:
         """Attending replicas that lack the version and can be reached by the transport, by replica_id; one a device."""
-        if self._snapshots.find(key.version) is None or self._transport == pb.TRANSPORT_GRPC:
+        key = run.key
+        run.transport = self._transports.of_epoch(run.devices.values(), (r.claim.device_uuid for r in self._attendance.attending()))
+        if self._snapshots.find(key.version) is None or run.transport == pb.TRANSPORT_GRPC:
             return ()
         chosen: list[Member] = []
         devices: set[str] = set()
         for replica in self._attendance.attending():
             member, device = replica.member, replica.claim.device_uuid
             has = max(replica.loaded_version, self._has.get(member, 0))
-            if has >= key.version or replica.left_out or member in self._blamed or self._transport not in replica.claim.transports:
+            if has >= key.version or replica.left_out or member in self._blamed or run.transport not in replica.claim.transports:
                 continue
-            if device and device in devices:
+            if run.transport == pb.TRANSPORT_NCCL and (why := shared_device(device, run.devices)):
+                replica.detail = why
+                continue
+            if run.transport == pb.TRANSPORT_NCCL and device and device in devices:
                 continue  # a collective over two ranks of one device is refused by NCCL; the second one fetches
             devices.add(device)
             chosen.append(member)
@@ -226,7 +240,7 @@ class Updates:
         if self._group is None or self._group[:2] != (run.key.incarnation, members):
             self._group = (run.key.incarnation, members, f"{run.key.incarnation}-{run.epoch.number}")
         return pb.GroupSpec(
-            transport=self._transport, store_host=run.store[0], store_port=run.store[1],
+            transport=run.transport, store_host=run.store[0], store_port=run.store[1],
             group_key=self._group[2], num_owners=run.epoch.num_ranks, num_receivers=len(members),
             receiver_rank=0, collective_timeout_s=self._limits.collective_timeout_s,
         )  # fmt: skip
@@ -245,6 +259,7 @@ class Updates:
                 replica.failures_in_row = 0
         self._blamed.update(finish.blamed)
         logger.info("epoch %d: %s%s", run.epoch.number, ", ".join(f"{m[0]} {p.value}" for m, p, _ in finish.outcomes), "; retry" if finish.retry else "")
+        self._record(_line(run, finish))
         self._close(run, finish)
 
     def _close(self, run: _Run, finish: epochs.Finish) -> None:
@@ -255,6 +270,16 @@ class Updates:
     def _send_all(self, members: tuple[Member, ...], order: pb.AttendResponse) -> None:
         for member in members:
             self._attendance.send(member, order)
+
+
+def _line(run: _Run, finish: epochs.Finish) -> dict[str, Any]:
+    """What pushes.jsonl keeps of an epoch: who sent how many bytes holding how many, and what became of each replica."""
+    return {
+        "epoch": run.epoch.number, "version": run.key.version, "attempt": run.key.attempt, "time_s": time.time(),
+        "transport": pb.Transport.Name(run.transport), "ranks": [run.sent[rank] for rank in sorted(run.sent)],
+        "members": [{"replica_id": member[0], "phase": phase.value, "detail": detail} for member, phase, detail in finish.outcomes],
+        "retry": finish.retry,
+    }  # fmt: skip
 
 
 def _abort(number: int, reason: str) -> pb.AttendResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from learner.config import LearnerConfig
 from learner.gateway.batches import Decision
@@ -86,6 +87,11 @@ def batch_row(payload: bytes) -> feed_pb2.TakeBatchResponse:
 
 def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:
     return feed_pb2.BeginUpdateResponse(epoch=value.epoch, members=[name for name, _ in value.members], group=value.group)
+
+
+def sent(request: feed_pb2.EndUpdateRequest) -> dict[str, Any]:
+    """What a rank says of its sending."""
+    return {"bytes_rooted": request.bytes_rooted, "peak_bytes": request.peak_bytes, "seconds": request.seconds}
 
 
 def finish(value: Finish) -> feed_pb2.EndUpdateResponse:

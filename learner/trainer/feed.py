@@ -25,7 +25,7 @@ from protos.learner.v1alpha1 import feed_pb2, feed_pb2_grpc
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
 T = TypeVar("T")
-_LEAVE_AFTER_S = 3.0  # how long a rank that was told to stop still waits for a batch
+_LEAVE_AFTER_S = 5.0  # how long a rank that was told to stop still waits for a batch
 _POLL_S = 0.2
 
 

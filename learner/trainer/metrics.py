@@ -21,7 +21,6 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
     lengths = np.array([entry.num_completion_tokens for entry in batch.table])
     stats = batch.stats
     return {
-        "groups": list(dict.fromkeys(entry.group_id for entry in batch.table)),
         "reward_mean": _mean(rewards),
         "reward_std": float(rewards.std()) if rewards.size else 0.0,
         "reward_parts": _part_means(usable),
@@ -29,8 +28,8 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "num_usable": len(usable),
         "unusable": dict(Counter(entry.unusable_reason for entry in batch.table if not entry.usable)),
         "completion_tokens_mean": _mean(lengths),
-        "completion_tokens_min": int(lengths.min(initial=0)) if not lengths.size else int(lengths.min()),
-        "completion_tokens_max": int(lengths.max(initial=0)),
+        "completion_tokens_min": int(lengths.min()) if lengths.size else 0,
+        "completion_tokens_max": int(lengths.max()) if lengths.size else 0,
         "prompt_tokens_mean": _mean(np.array([entry.num_prompt_tokens for entry in batch.table])),
         "truncated_share": _mean(np.array([entry.truncated for entry in batch.table], dtype=float)),
         "trained_tokens": sum(entry.num_trained_tokens for entry in usable),

@@ -85,6 +85,7 @@ class Pusher:
         self._store = _host_store() if rank == 0 else None
         self._cancelled = threading.Event()
         self._sender = Sender(rank, device, self._cancelled)
+        self._device_uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
         self._changed = threading.Condition()
         self._queued: tuple[int, OpenSnapshot] | None = None
         self._busy = False
@@ -158,7 +159,7 @@ class Pusher:
             log.warning("version %d: epoch %d is tried again without those that failed", version, begin.epoch)
 
     def _begin(self, version: int, attempt: int) -> feed_pb2.BeginUpdateResponse:
-        request = feed_pb2.BeginUpdateRequest(incarnation=self._incarnation, rank=self._rank, version=version, attempt=attempt)
+        request = feed_pb2.BeginUpdateRequest(incarnation=self._incarnation, rank=self._rank, version=version, attempt=attempt, device_uuid=self._device_uuid)
         if self._store is not None:
             request.store_host, request.store_port = self._store_host, self._store.port
         answer: feed_pb2.BeginUpdateResponse = self._feed.BeginUpdate(request, timeout=rpc.deadline_s("BeginUpdate"), wait_for_ready=True)

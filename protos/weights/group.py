@@ -11,9 +11,11 @@ cancel flag. What outlives its deadline is abandoned together with the thread: n
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -30,7 +32,18 @@ from protos.weights.errors import TransferError
 Transport = Literal["gloo", "nccl"]
 _POLL_S = 0.2  # how late a cancel flag is seen; results are seen at once
 _ASK_S = 0.02  # between two looks for peers
+_EXIT_S = 3.0  # a process that ends waits so long for groups that are being freed
 _INNER = 0.95  # share of a deadline given to torch's own timeout, whose error says more than ours at the full deadline
+
+_freeing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_groups_go() -> None:
+    """A thread that comes back from torch while the interpreter shuts down takes the process with it (SIGABRT)."""
+    end = time.monotonic() + _EXIT_S
+    for thread in list(_freeing):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +83,8 @@ class TransferGroup:
         self._closed = threading.Event()
         self._backend: Any = None
         self._store: dist.Store | None = None  # alive as long as the process group
-        threading.Thread(target=self._run, name=f"weights-{address.key}", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=f"weights-{address.key}", daemon=True)
+        self._thread.start()
 
     @classmethod
     def connect(
@@ -113,7 +127,9 @@ class TransferGroup:
             return
         self._closed.set()
         self._tasks.put(None)
-        threading.Thread(target=self._abort, name=f"weights-abort-{self.address.key}", daemon=True).start()
+        abort = threading.Thread(target=self._abort, name=f"weights-abort-{self.address.key}", daemon=True)
+        _freeing.update((self._thread, abort))
+        abort.start()
 
     def await_result(self, future: Future[Any], what: str, end: float, cancelled: threading.Event | None) -> Any:
         """Result of a task, or TransferError at `end` (time.monotonic), when cancelled or when the task failed."""

@@ -72,16 +72,17 @@ def measure(folder: Path, model: Path) -> dict[str, Any]:
         run.start_learner(
             groups_per_step=4, sampling={"group_size": 8, "max_new_tokens": 128}, optimizer={"lr": 1e-5}, checkpoint={"every_steps": 1, "keep": 1000},
             trainer={"device": "cuda", "ranks": 1, "compute_dtype": "bfloat16", "served_dtype": "bfloat16", "threads": 4},
-            push={"transport": "gloo", "collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10, "bucket_bytes": 64 << 20}, lease={"silence_s": 20},
+            push={"collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10, "bucket_bytes": 64 << 20}, lease={"silence_s": 20},
         )
         run.start_rollout("one", engine="vllm", dtype="bfloat16", max_model_len=1024, max_num_seqs=128, gpu_memory_fraction=0.4, threads=4, env={"OMP_NUM_THREADS": "4"})
         run.wait_steps(2, limit_s=300)
         ready_s = time.monotonic() - started
         generated = load_until(run, num_steps=6, num_streams=16)
         mixed = [g for g in generated if len(g.spans) > 1]
-        chosen = mixed[:16]
         for service in run.services.values():
             service.kill()  # no more cuts while the old ones are read
+        step_of, saved = {line["version"]: line["step"] for line in run.metrics()} | {1: 0}, run.saved_steps()
+        chosen = [g for g in mixed if all(step_of.get(version, -1) in saved for version, _, _ in g.spans)][:16]
         served = [value for g in chosen for value in g.logprobs]
         exact, rounded = evaluated(run, chosen, "float32"), evaluated(run, chosen, "bfloat16")
         lines = run.metrics()
@@ -89,7 +90,7 @@ def measure(folder: Path, model: Path) -> dict[str, Any]:
             "ready_s": ready_s, "steps": len(lines), "requests": len(generated), "requests_over_updates": len(mixed), "checked_tokens": len(served),
             "versions_in_one_request_max": max((len(g.spans) for g in generated), default=0), "full_length": all(len(g.completion) == 512 for g in generated),
             "served_vs_float32": mean_difference(served, exact), "served_vs_bfloat16": mean_difference(served, rounded),
-            "noise_bfloat16_vs_float32": mean_difference(rounded, exact), "push": lines[-1]["push"],
+            "noise_bfloat16_vs_float32": mean_difference(rounded, exact), "push": lines[-1]["push"], "transports": sorted({json.loads(line)["transport"] for line in (run.run_dir / "pushes.jsonl").read_text().splitlines()}),
             "mismatch": [line["mismatch"] for line in lines[-3:]], "seconds": lines[-1]["seconds"],
         }
 

@@ -178,6 +178,10 @@ class Run:
             limit_s=limit_s, guard=self.learner_must_live,
         )
 
+    def saved_steps(self) -> set[int]:
+        """Policy steps of which a whole cut lies on disk, and 0, the base."""
+        return {0, *(int(marker.parent.name.removeprefix("step-")) for marker in (self.run_dir / "checkpoints").glob("step-*/cut.json"))}
+
     def learner_must_live(self) -> None:
         if "learner" in self.services:
             self.services["learner"].must_live()

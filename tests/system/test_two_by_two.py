@@ -80,7 +80,14 @@ def test_two_ranks_push_to_two_vllm_replicas_under_load_and_every_token_has_its_
         generated = under_load(run, num_steps=8)
         lines = run.metrics()
         pushes = [line["push"] for line in lines]
-        print(json.dumps(pushes[-1], indent=1))
+        epochs = [json.loads(line) for line in (run.run_dir / "pushes.jsonl").read_text().splitlines()]
+        whole = [epoch for epoch in epochs if [rank["rank"] for rank in epoch["ranks"]] == [0, 1] and all(rank["ok"] for rank in epoch["ranks"])]
+        print(json.dumps({"push": pushes[-1], "last_epoch": epochs[-1]}, indent=1))
+        assert len(whole) >= 5
+        model_bytes = sum(rank["bytes_rooted"] for rank in whole[-1]["ranks"])
+        for rank in whole[-1]["ranks"]:
+            assert 0.4 * model_bytes < rank["bytes_rooted"] < 0.6 * model_bytes, "each rank sends its own shards and no more"
+            assert rank["peak_bytes"] <= 1 << 16, "a rank holds one bucket at a time"
         assert pushes[-1]["num_pushed"] >= 5
         assert pushes[-1]["bytes_rooted"] > 0
         for call in map(json.loads, calls.read_text().splitlines() if calls.exists() else []):
@@ -89,7 +96,10 @@ def test_two_ranks_push_to_two_vllm_replicas_under_load_and_every_token_has_its_
         mixed = [g for g in generated if len(g.spans) > 1]
         assert mixed, "no request was in flight during an update"
         assert all(len(g.completion) == 160 for g in generated), "an update ended a request"
-        chosen = mixed[:12] + [g for g in generated if len(g.spans) == 1][:4]
+        step_of, saved = {line["version"]: line["step"] for line in run.metrics()} | {1: 0}, run.saved_steps()
+        whole_cuts = [g for g in generated if all(step_of.get(version, -1) in saved for version, _, _ in g.spans)]
+        chosen = [g for g in whole_cuts if len(g.spans) > 1][:12] + [g for g in whole_cuts if len(g.spans) == 1][:4]
+        assert any(len(g.spans) > 1 for g in chosen)
         fresh = evaluated_afresh(run, chosen)
         worst = max(abs(a - b) for g, values in zip(chosen, fresh, strict=True) for a, b in zip(g.logprobs, values, strict=True))
         print(json.dumps({"requests": len(generated), "mixed": len(mixed), "versions": len({v for g in generated for v, _, _ in g.spans}), "worst_difference": worst}))

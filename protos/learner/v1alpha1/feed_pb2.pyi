@@ -160,20 +160,22 @@ class CloseBatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class BeginUpdateRequest(_message.Message):
-    __slots__ = ("incarnation", "rank", "version", "attempt", "store_host", "store_port")
+    __slots__ = ("incarnation", "rank", "version", "attempt", "store_host", "store_port", "device_uuid")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     rank: int
     version: int
     attempt: int
     store_host: str
     store_port: int
-    def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., attempt: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ...) -> None: ...
+    device_uuid: str
+    def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., attempt: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
 
 class BeginUpdateResponse(_message.Message):
     __slots__ = ("epoch", "members", "group")

@@ -1,0 +1,70 @@
+"""What a step's line says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.trainer.checkpoint import SaveReport
+from learner.trainer.decode import Batch, decode_stats
+from learner.trainer.metrics import summary_of_batch, summary_of_result
+from learner.trainer.publish import Published
+from learner.trainer.record import Recorder
+from learner.trainer.table import Entry
+from learner.trainer.update import StepResult
+from learner.weights.plan import make_plan
+from learner.weights.push import PushMetrics
+from learner.weights.snapshot import Snapshot
+from protos.learner.v1alpha1 import feed_pb2
+
+NOTHING = StepResult(updates=(), num_without_signal=1, loss=0.0, sums={}, log_ratio=torch.zeros(0))
+
+
+def batch(*table: Entry) -> Batch:
+    stats = feed_pb2.FeedStats(num_dropped={"unusable": 2}, num_leased=9, num_trained=6, num_open=1, tokens_by_staleness={0: 3, 1: 11})
+    return Batch(policy_step=3, table=table, samples=(), stats=decode_stats(stats))
+
+
+def entry(index: int, **changes: object) -> Entry:
+    made = Entry(
+        group_id="g", sample_index=index, reward=float(index), usable=True, num_prompt_tokens=3, num_completion_tokens=4, num_trained_tokens=4,
+        staleness=1, owner=0, truncated=False, num_versions=1, reward_parts={"format": 0.5},
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_lengths_are_measured_before_masking() -> None:
+    # faults.md 78: lengths 10 (truncated and masked) and 4: mean 7, min 4, max 10, half of them truncated
+    summary = summary_of_batch(batch(entry(0, num_completion_tokens=10, num_trained_tokens=0, truncated=True), entry(1)))
+    names = ("completion_tokens_mean", "completion_tokens_min", "completion_tokens_max", "truncated_share", "trained_tokens")
+    assert [summary[name] for name in names] == [7.0, 4, 10, 0.5, 4]
+
+
+def test_rewards_are_those_of_usable_samples_and_the_rest_is_named() -> None:
+    table = (entry(0), entry(1), entry(2, usable=False, unusable_reason="unscored", reward=float("nan"), num_versions=2))
+    summary = summary_of_batch(batch(*table))
+    assert (summary["reward_mean"], summary["reward_std"], summary["reward_parts"]) == (0.5, 0.5, {"format": 0.5})
+    assert summary["unusable"] == {"unscored": 1} and summary["mixed_version_samples"] == 1
+    assert summary["staleness"] == {"0": 3, "1": 11} and summary["dropped"] == {"unusable": 2} and summary["groups"] == ["g"]
+
+
+def test_a_step_without_signal_says_so() -> None:
+    summary = summary_of_result(NOTHING, clip_low=0.2, clip_high=0.28)
+    assert summary["no_signal"] and summary["num_updates"] == 0 and summary["loss"] == 0.0
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_line_is_json_whatever_the_numbers(active: bool, tmp_path: Path) -> None:
+    snapshot = Snapshot(folder=tmp_path, policy_step=4, rank=0, num_bytes=0, total_bytes=0, seconds=0.0, plan=make_plan((), (), num_owners=1, bucket_bytes=1024))
+    published = Published(version=5, lineage=0, policy_step=4, snapshot=snapshot)
+    recorder = Recorder(tmp_path, active=active, clip=(0.2, 0.28))
+    recorder.step(batch(entry(0)), replace(NOTHING, loss=float("nan")), published, SaveReport(), PushMetrics(), {"wait": 1.0, "total": 4.0})
+    if not active:
+        assert not (tmp_path / "metrics.jsonl").exists()
+        return
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert line["loss"] is None and line["trainer_idle_share"] == 0.25 and line["trained_tokens_per_s"] == 1.0
