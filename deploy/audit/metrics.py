@@ -10,18 +10,22 @@ from deploy.audit.accounting import Accounting, Close
 from deploy.audit.findings import Findings
 from deploy.audit.payload import group_name
 
+NEEDED = ("step", "version", "lineage", "groups", "staleness", "leased_groups", "trained_groups", "open_groups", "dropped")
 READS, MATCHES, BALANCES = "metrics.jsonl can be read", "metrics match plans", "totals balance"
 
 
 def read(run_dir: Path, findings: Findings) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, line) of every whole line."""
+    """(line number, line) of every whole line; one that is still being written, at the very end, is left out."""
     path = run_dir / "metrics.jsonl"
     lines = []
-    for number, text in enumerate(path.read_text(errors="replace").split("\n") if path.is_file() else [], start=1):
+    texts = path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
+    for number, text in enumerate(texts, start=1):
         try:
             if text:
-                lines.append((number, json.loads(text)))
-                findings.checked[READS] += 1
+                line = json.loads(text)
+                missing = [name for name in NEEDED if name not in line]
+                if findings.must(not missing, READS, f"metrics.jsonl line {number}", f"has no {', '.join(missing)}"):
+                    lines.append((number, line))
         except ValueError as error:
             findings.must(False, READS, f"metrics.jsonl line {number}", str(error))
     return lines

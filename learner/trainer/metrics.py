@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.algorithms.mismatch import mismatch_summary
 from learner.trainer.decode import Batch
-from learner.trainer.table import Entry, zero_signal_share
+from learner.trainer.table import Entry, groups_of, zero_signal_share
 from learner.trainer.update import StepResult
 
 
@@ -24,6 +24,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "reward_mean": _mean(rewards),
         "reward_std": float(rewards.std()) if rewards.size else 0.0,
         "reward_parts": _part_means(usable),
+        "groups": list(groups_of(batch.table)),
         "num_samples": len(batch.table),
         "num_usable": len(usable),
         "unusable": dict(Counter(entry.unusable_reason for entry in batch.table if not entry.usable)),
