@@ -46,7 +46,7 @@ def main() -> int:
     try:
         config = read_config(arguments.config)
         place = _place(arguments)
-        device = resolve_device(config.trainer.device, place.rank)
+        device = resolve_device(config.trainer.device, place.rank, place.size)
         model_dir = resolve_model(config.model)
     except ValueError as error:
         return complain(str(error))
