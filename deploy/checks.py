@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learner.config import LearnerConfig
+from protos.mistakes import check_address, one_line
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -20,12 +21,21 @@ def contradictions(
 ) -> list[str]:
     """What cannot work, found without starting anything. Empty: nothing."""
     return [
+        *_addresses(learner, rollout),
         *_wiring(learner, rollout, reward),
         *_lengths(learner, rollout),
         *_numbers(learner, rollout),
         *_files(learner),
         *_gpus(learner, rollout, placement),
     ]
+
+
+def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
+    for key, address, may_be_free in (("learner.address", learner.address, True), *(("rollout.rewards", address, False) for address in rollout.rewards)):
+        try:
+            check_address(key, address, may_be_free=may_be_free)
+        except ValueError as error:
+            yield str(error)
 
 
 def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig | None) -> Iterator[str]:
@@ -51,7 +61,11 @@ def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
             f"learner.sampling.max_new_tokens={new} leaves no room for a prompt in rollout.max_model_len={rollout.max_model_len}; "
             "raise rollout.max_model_len or lower max_new_tokens"
         )
-    positions = _max_positions(learner.model)
+    try:
+        positions = _max_positions(learner.model)
+    except ValueError as error:
+        yield str(error)
+        return
     if positions is None:
         return
     if longest is not None and longest + new > positions:
@@ -64,13 +78,16 @@ def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
 
 
 def _max_positions(model: str) -> int | None:
-    """Positions that a local model folder declares; None for hub ids and models without a limit."""
+    """Positions that a local model folder declares; None for hub ids and models without a limit. Raises ValueError naming the file."""
     file = Path(model).expanduser() / "config.json"
     if not file.is_file():
         return None
-    config = json.loads(file.read_text())
-    value = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    return int(value) if value else None
+    try:
+        config = json.loads(file.read_text())
+        value = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+        return int(value) if value else None
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"model={model!r}: {file} is no model's configuration ({one_line(error)}); give a Hugging Face folder") from None
 
 
 def _numbers(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from protos import mistakes
+
 
 class Mistakes(ValueError):
     """One or more mistakes, a line each.
@@ -18,22 +20,4 @@ class Mistakes(ValueError):
 
 def of_validation(error: ValidationError, where: str) -> Mistakes:
     """A line for each of pydantic's errors, `where` in front (a file's name, or "" for flags)."""
-    return Mistakes([_line(item, where) for item in error.errors()])
-
-
-def _line(item: object, where: str) -> str:
-    assert isinstance(item, dict)
-    key = ".".join(str(part) for part in item["loc"])
-    message = str(item["msg"]).removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        message = f"unknown key (value {_short(item['input'])}): remove it or correct its spelling"
-    elif item["type"] == "missing":
-        message = "required, but missing: add it"
-    elif item["type"] != "value_error":
-        message = f"{message}, got {_short(item['input'])}"
-    return ": ".join(part for part in (where, key, message) if part)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return Mistakes(mistakes.of_validation(error.errors(), where))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from learner.process import complain, log_to_stderr, read_config
-from learner.supervisor import Supervisor, prepare
+from learner.supervisor import Supervisor, claimed, prepare
 from protos import faultpoints
 
 
@@ -19,10 +19,12 @@ def main() -> int:
     log_to_stderr()
     try:
         faultpoints.check()
-        config, resolved = prepare(read_config(arguments.config))
+        config = read_config(arguments.config)
+        with claimed(config.run_dir):
+            config, resolved = prepare(config)
+            return asyncio.run(Supervisor(config, resolved).run())
     except ValueError as error:
         return complain(str(error))
-    return asyncio.run(Supervisor(config, resolved).run())
 
 
 if __name__ == "__main__":

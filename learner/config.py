@@ -9,12 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
+MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, unknown keys fail."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -40,7 +44,7 @@ class SamplingConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     max_new_tokens: Count = 256
-    stop_token_ids: tuple[int, ...] = Field((), description="empty: every end-of-sequence id that the model's files name")
+    stop_token_ids: tuple[TokenId, ...] = Field((), description="empty: every end-of-sequence id that the model's files name")
 
 
 class StalenessConfig(Section):
@@ -75,7 +79,7 @@ class AlgorithmConfig(Section):
     normalize: bool = Field(True, description="divide by the group's population standard deviation")
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
-    dual_clip: float | None = Field(3.0, description="bound of the ratio for negative advantages; None: none")
+    dual_clip: float | None = Field(3.0, gt=1, description="bound of the ratio for negative advantages; None: none")
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
 
 
@@ -83,7 +87,7 @@ class OptimizerConfig(Section):
     """AdamW; one update a minibatch."""
 
     lr: float = Field(1e-6, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_updates: int = Field(0, ge=0, description="linear warm-up, in optimizer updates")
@@ -129,7 +133,7 @@ class LearnerConfig(Section):
     address: str = Field("127.0.0.1:7430", description="where the gateway listens")
     steps: Count = Field(100, description="training steps of the whole run")
     max_minutes: float | None = Field(None, gt=0, description="end in good order after this time; None: no limit")
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     groups_per_step: Count = Field(8, description="P")
     scorer: str = Field("", description="name of the scorer; empty: the reward server's default")
     control: Literal["none", "shuffled_rewards"] = Field("none", description="shuffled_rewards: permute rewards inside each group; a control that must not learn")
@@ -151,6 +155,8 @@ class LearnerConfig(Section):
             raise ValueError("sampling.group_size=1 with algorithm grpo: a group of one has no spread and so no advantage; use group_size of 2 or more")
         if sampling.temperature == 0:
             raise ValueError(f"sampling.temperature=0 with group_size={sampling.group_size}: greedy samples of one prompt are all equal; use a temperature above 0")
+        if sampling.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"sampling.temperature={sampling.temperature} lies below {MIN_TEMPERATURE}, where engines clamp in silence and would sample another distribution than is trained on; use {MIN_TEMPERATURE} or more")
         if sampling.top_p != 1 or sampling.top_k != 0:
             raise ValueError(f"sampling.top_p={sampling.top_p}, top_k={sampling.top_k}: the learner evaluates the whole vocabulary's distribution, so only top_p=1 and top_k=0 can be trained on; set them so")
         if staleness.max_staleness == 0 and staleness.window != 1:

@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
+from protos import mistakes
 
 _PR_SET_PDEATHSIG = 1
 USER_MISTAKE = 2  # exit code: starting again would not help
@@ -44,18 +45,11 @@ def read_config(path: Path) -> LearnerConfig:
     """A YAML or JSON file. Raises ValueError with one line for each mistake, naming file, key, value and rule."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML or JSON: {' '.join(str(error).split())}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML or JSON: {mistakes.one_line(error)}; correct that place, or give another file") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: must hold a mapping of settings, holds {type(values).__name__}")
+        raise ValueError(f"{path}: must hold a mapping of settings, holds {type(values).__name__}; deploy/templates has examples")
     try:
         return LearnerConfig.model_validate(values)
     except ValidationError as error:
-        lines = (f"{path}: {'.'.join(map(str, e['loc'])) or 'learner'}: {e['msg'].removeprefix('Value error, ')}{_value(e)}" for e in error.errors())
-        raise ValueError("\n".join(lines)) from None
-
-
-def _value(error: object) -> str:
-    assert isinstance(error, dict)
-    given = error.get("input")
-    return "" if isinstance(given, dict) else f" (given: {given!r})"
+        raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from None

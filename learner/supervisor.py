@@ -10,6 +10,7 @@ A child that ends with USER_MISTAKE ends everything; a child that keeps failing 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
@@ -18,10 +19,13 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from learner.config import LearnerConfig
 from learner.process import USER_MISTAKE, complain
+from protos.mistakes import check_address
 
 _LOG = logging.getLogger("headrace.learner.supervisor")
 MAX_FAILURES = 5
@@ -35,10 +39,8 @@ def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
 
     Port 0 becomes a free port, which a restarted gateway takes again. Raises ValueError when the folder cannot be made.
     """
-    host, _, port = config.address.rpartition(":")
-    if not port.isdigit():
-        raise ValueError(f"address: {config.address!r} must be host:port, for instance 127.0.0.1:7430")
-    config = config.model_copy(update={"address": f"{host}:{port if int(port) else _free_port()}", "run_dir": config.run_dir.resolve()})
+    host, port = check_address("address", config.address, may_be_free=True)
+    config = config.model_copy(update={"address": f"{host}:{port or _free_port()}", "run_dir": config.run_dir.resolve()})
     resolved = config.run_dir / "resolved" / "learner.json"
     try:
         for name in ("resolved", "logs", "checkpoints"):
@@ -46,8 +48,29 @@ def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
         (config.run_dir / "gateway.address").unlink(missing_ok=True)
         resolved.write_text(config.model_dump_json(indent=2) + "\n")
     except OSError as error:
-        raise ValueError(f"run_dir: {config.run_dir} cannot be used: {error}; choose a folder that can be written") from None
+        raise _unusable(config.run_dir, error) from None
     return config, resolved
+
+
+@contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Holds the run folder while the block runs, before anything in it is touched: a second learner would take the first one's
+    configuration and address from under it. Raises ValueError when another learner holds it, or when it cannot be made."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "learner.lock").open("a")
+    except OSError as error:
+        raise _unusable(run_dir, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"run_dir: {run_dir} is in use by another learner; stop that one, or use another run_dir") from None
+        yield
+
+
+def _unusable(run_dir: Path, error: OSError) -> ValueError:
+    return ValueError(f"run_dir: {run_dir} cannot be used: {error}; choose a folder that can be written")
 
 
 def _free_port() -> int:

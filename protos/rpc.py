@@ -17,6 +17,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from protos.mistakes import check_address
+
 MAX_MESSAGE_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
 
@@ -212,10 +214,12 @@ class Server:
 
     async def start(self) -> None:
         """Binds and serves, with health NOT_SERVING until `ready`. Raises ValueError naming the address when it cannot be bound."""
+        if not self._address.startswith("unix:"):
+            check_address("address", self._address, may_be_free=True)
         try:
             self.port = self._bind()
         except RuntimeError as error:
-            raise ValueError(f"cannot listen on {self._address}: {error}; choose another port or stop what holds it") from None
+            raise ValueError(f"cannot listen on {self._address}: {_why(error)}; choose another port or stop what holds it") from None
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
 
@@ -237,6 +241,11 @@ class Server:
 
     async def wait(self) -> None:
         await self._server.wait_for_termination()
+
+
+def _why(error: RuntimeError) -> str:
+    """gRPC's words for a bind that failed, without its advice about its own debugging."""
+    return str(error).partition("; set GRPC_VERBOSITY")[0]
 
 
 def is_transient(error: grpc.aio.AioRpcError) -> bool:

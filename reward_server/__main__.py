@@ -16,7 +16,7 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import rpc
+from protos import mistakes, rpc
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
 from reward_server.accounts import Limits, ScorerSpec
 from reward_server.config import RewardConfig
@@ -35,14 +35,13 @@ def load_config(path: Path) -> RewardConfig:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path} is neither YAML nor JSON: {mistakes.one_line(error)}; correct that place, or give another file") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a mapping of keys, it holds {type(values).__name__}")
+        raise ValueError(f"{path} must hold a mapping of keys, it holds {type(values).__name__}; deploy/templates has examples")
     try:
         return RewardConfig.model_validate(values)
     except ValidationError as error:
-        lines = (f"{path}: {'.'.join(map(str, each['loc'])) or 'file'}={str(each['input'])[:200]}: {each['msg']}" for each in error.errors())
-        raise ValueError("\n".join(lines)) from None
+        raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from None
 
 
 def build(config: RewardConfig, folder: Path) -> tuple[Pool, RewardServicer]:

@@ -12,10 +12,10 @@ Count = Annotated[int, Field(ge=1)]
 class ScorerConfig(BaseModel):
     """One scorer: a built-in by name or a function by path."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
-    name: str = Field(description="what callers ask for")
-    use: str = Field(description='a built-in ("exact", "last_number", "reasoning_gym", ...) or "module:function"')
+    name: str = Field(min_length=1, description="what callers ask for")
+    use: str = Field(min_length=1, description='a built-in ("exact", "last_number", "reasoning_gym", ...) or "module:function"')
     args: dict[str, str | int | float | bool] = Field(default_factory=dict, description="keyword arguments for every call")
     limit_s: float = Field(10.0, gt=0, description="wall-clock limit of one call; its process is killed then")
 
@@ -23,10 +23,10 @@ class ScorerConfig(BaseModel):
 class RewardConfig(BaseModel):
     """The scorers, how many processes run them, and what bounds them (docs/rewards.md)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     address: str = Field("127.0.0.1:0", description="where RewardService listens; port 0 takes a free one")
-    scorers: tuple[ScorerConfig, ...] = Field(min_length=1)
+    scorers: tuple[ScorerConfig, ...] = Field(description="at least one")
     default: str = Field("", description="scorer of requests that name none; empty: the first")
     workers: Count = Field(1, description="scorer processes that work at once")
     spares: int = Field(1, ge=0, description="further processes kept ready to take the place of one that is slow or dead")
@@ -40,6 +40,8 @@ class RewardConfig(BaseModel):
 
     @model_validator(mode="after")
     def _contradictions(self) -> RewardConfig:
+        if not self.scorers:  # not a bound of the field, which would be told beside each mistake in a scorer
+            raise ValueError("scorers: the list is empty: a reward server without a scorer has nothing to do; give one, for instance {name: answer, use: exact}")
         names = [scorer.name for scorer in self.scorers]
         if len(set(names)) != len(names):
             raise ValueError(f"scorers: names must differ, got {names}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from protos import faultpoints
+from protos import faultpoints, mistakes
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -28,15 +28,14 @@ def load_config(path: Path) -> RolloutConfig:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is neither YAML nor JSON: {mistakes.one_line(error)}; correct that place, or give another file") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold keys and values, got {type(values).__name__}")
+        raise ValueError(f"{path} must hold keys and values, got {type(values).__name__}; deploy/templates has examples")
     try:
-        return RolloutConfig(**values)
+        return RolloutConfig.model_validate(values)
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}={e['input']!r}: {e['msg']}" for e in error.errors()]
-        raise ValueError("\n".join(lines)) from error
+        raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from error
 
 
 def make_engine(config: RolloutConfig, folder: Path) -> Engine:
@@ -50,7 +49,17 @@ def make_engine(config: RolloutConfig, folder: Path) -> Engine:
     return VllmEngine(config, folder)
 
 
+def check_addresses(config: RolloutConfig) -> None:
+    """Raises ValueError for an address that nobody could answer on, which would be waited for in vain."""
+    mistakes.check_address("address", config.address, may_be_free=True)
+    if config.learner:
+        mistakes.check_address("learner", config.learner)
+    for address in config.rewards:
+        mistakes.check_address("rewards", address)
+
+
 async def serve(config: RolloutConfig, address_file: Path | None) -> None:
+    check_addresses(config)  # before torch and vLLM are imported
     from rollout_server.service import Service
 
     folder = resolve_model(config.model)

@@ -12,7 +12,7 @@ Count = Annotated[int, Field(ge=1)]
 class RolloutConfig(BaseModel):
     """One replica: its engine, whom it serves, where it has things scored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     model: str = Field(description="Hugging Face folder or hub id")
     address: str = Field("127.0.0.1:0", description="where RolloutService listens; port 0 takes a free one")
@@ -30,7 +30,7 @@ class RolloutConfig(BaseModel):
     tensor_parallel: Count = 1
     enforce_eager: bool = True
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: the engine decides")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**31)
     in_flight: Literal["recompute", "keep"] = Field("recompute", description="KV of running requests at an update: recomputed under the new weights, or kept")
     apply_updates: bool = Field(True, description="False is a control: versions count as loaded but the weights stay the base's")
     exit_when_finished: bool = Field(True, description="leave with 0 when the learner says the run is over")

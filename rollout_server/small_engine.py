@@ -74,6 +74,9 @@ class SmallEngine:
 
     async def start(self) -> None:
         self._model = await asyncio.to_thread(_load, self._folder, self._config.dtype)
+        positions = getattr(self._model.config, "max_position_embeddings", None)
+        if positions and self._config.max_model_len > positions:
+            raise ValueError(f"max_model_len={self._config.max_model_len}: the model {self._folder} reads {positions} positions; set max_model_len to at most {positions}")
         self._info = EngineInfo(
             name="small", vocab_size=self._model.config.vocab_size, max_model_len=self._config.max_model_len,
             device_uuid="",
@@ -208,7 +211,8 @@ class SmallEngine:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            calls, self._calls = self._calls, []
+            with self._wake:
+                calls, self._calls = self._calls, []
             for call in calls:
                 call()
             with self._wake:

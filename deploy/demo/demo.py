@@ -116,7 +116,7 @@ def run_content(options: Options, stop_token_ids: tuple[int, ...]) -> dict[str, 
             "filter": {"zero_signal": True},
             "optimizer": {"lr": 0.0 if options.control == "zero-lr" else 6e-6, "warmup_updates": 2},
             "trainer": {"device": "cpu", "row_tokens": 2048, "share_prefix": True},
-            "checkpoint": {"every_steps": 20},
+            "checkpoint": {"every_steps": 10},
         },
         "rollout": {
             "max_model_len": 256,

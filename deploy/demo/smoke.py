@@ -88,7 +88,7 @@ def run_content(run_dir: Path, model: Path, seed: int) -> dict[str, Any]:
             "staleness": {"max_staleness": 1},
             "optimizer": {"lr": 5e-4, "warmup_updates": 10},
             "trainer": {"device": "cpu", "threads": 1, "row_tokens": 1024},
-            "checkpoint": {"every_steps": 40},
+            "checkpoint": {"every_steps": 20},
         },
         "rollout": {
             "max_model_len": 64,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.config import LearnerConfig
-from learner.gateway import catalog, prompts, wire
+from learner.gateway import catalog, cuts, founding, prompts, wire
 from learner.gateway.attendance import Attendance
 from learner.gateway.batches import Batches
 from learner.gateway.books import Books
@@ -56,8 +56,12 @@ class Gateway:
 
     def __init__(self, config: LearnerConfig, folder: Path, run_id: str) -> None:
         self._config, self._folder, self.run_id = config, folder, run_id
+        identity, checkpoints = identity_of(config, folder, run_id), config.run_dir / "checkpoints"
+        self._founding = founding.founding(config, identity.base_weights_digest)
+        founding.check(config, self._founding)
+        check_steps(config, cuts.newest(checkpoints))
+        check_stop_ids(config, vocabulary_of(folder))
         self._journal = Journal(config.run_dir / "journal")
-        checkpoints = config.run_dir / "checkpoints"
         recovered = recover(self._journal, checkpoints, limits_of(config))
         self._books = Books(recovered.ledger, self._journal)
         self._books.payloads = recovered.payloads
@@ -65,7 +69,7 @@ class Gateway:
         self._shelf = catalog.Shelf()
         self._snapshots = Snapshots()
         self._attendance = Attendance(
-            identity_of(config, folder, run_id),
+            identity,
             heartbeat_s=config.lease.heartbeat_s,
             silence_s=config.lease.silence_s,
             scorer=config.scorer,
@@ -105,6 +109,7 @@ class Gateway:
             if self.feed.fingerprint:
                 prompts.check_fingerprint(self.feed.fingerprint, found.fingerprint, self._config.data.prompts)
             else:
+                founding.keep(self._config.run_dir, self._founding)
                 self.feed.note_prompts(found.fingerprint)
         except ValueError as error:
             self._shelf.fail(error)
@@ -215,6 +220,19 @@ def vocabulary_of(folder: Path) -> int:
     if not isinstance(size, int):
         raise ValueError(f"model {folder}: config.json has no vocab_size; give a causal language model")
     return size
+
+
+def check_steps(config: LearnerConfig, cut: cuts.Cut | None) -> None:
+    """Raises ValueError when the run has come further than it is to go."""
+    if cut is not None and cut.policy_step > config.steps:
+        raise ValueError(f"steps={config.steps}, but the run in {config.run_dir} has done {cut.policy_step} ({cut.folder}); ask for {cut.policy_step} or more, or use another run_dir")
+
+
+def check_stop_ids(config: LearnerConfig, vocabulary: int) -> None:
+    """Raises ValueError for an id that the model can never draw."""
+    outside = [token for token in config.sampling.stop_token_ids if token >= vocabulary]
+    if outside:
+        raise ValueError(f"sampling.stop_token_ids={outside}: the model {config.model} has ids below {vocabulary}; correct them, or leave the list empty for the model's own")
 
 
 def line_writer(path: Path) -> Callable[[dict[str, Any]], None]:

@@ -48,7 +48,7 @@ def main() -> int:
         faultpoints.check()
         config = read_config(arguments.config)
         place = _place(arguments)
-        device = resolve_device(config.trainer.device, place.rank)
+        device = resolve_device(config.trainer.device, place.rank, place.size)
         model_dir = resolve_model(config.model)
     except ValueError as error:
         return complain(str(error))

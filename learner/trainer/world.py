@@ -57,13 +57,18 @@ def init_method(rendezvous: str) -> str:
     return f"tcp://{rendezvous}" if ":" in rendezvous and "/" not in rendezvous else f"file://{os.path.abspath(rendezvous)}"
 
 
-def resolve_device(wanted: str, rank: int) -> torch.device:
-    """"auto", "cpu" or "cuda" as a device of this rank. Raises ValueError for cuda without one."""
+def resolve_device(wanted: str, rank: int, num_ranks: int = 1) -> torch.device:
+    """"auto", "cpu" or "cuda" as a device of this rank. Raises ValueError for cuda without one, and for more ranks than devices."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError("trainer.device=cuda, but torch sees no CUDA device here; use device: cpu or auto")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
+    devices = torch.cuda.device_count()
+    if "LOCAL_RANK" in os.environ:  # torchrun: the ranks of this machine are counted there
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if num_ranks > devices:
+        raise ValueError(f"trainer.ranks={num_ranks} on {devices} CUDA devices: NCCL refuses two ranks on one device; use trainer.ranks of at most {devices}, or device: cpu")
+    return torch.device("cuda", rank)
 
 
 @contextmanager

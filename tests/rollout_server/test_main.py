@@ -24,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pat
     ("text", "words"),
     [
         ("modle: x\nmodel: y", "modle"),
-        ("model: y\nmax_num_seqs: 0", "max_num_seqs=0"),
+        ("model: y\nmax_num_seqs: 0", "max_num_seqs: Input should be greater than or equal to 1, got 0"),
         ("model: y\nlearner: a:1", "without rewards"),
         ("model: /nowhere/at/all", "/nowhere/at/all"),
         ("- a", "keys and values"),

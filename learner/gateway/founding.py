@@ -1,0 +1,47 @@
+"""What a run is founded on: settings that its account, its prompt order and its sampled tokens rest on, and that a resumed run keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from learner.config import LearnerConfig
+
+FILE = "founding.json"
+
+
+def founding(config: LearnerConfig, base_weights_digest: str) -> dict[str, Any]:
+    """Setting to value, as JSON keeps them."""
+    data, sampling, staleness = config.data, config.sampling, config.staleness
+    return {
+        "digest of model": base_weights_digest,
+        "sampling.group_size": sampling.group_size,
+        "sampling.temperature": sampling.temperature,
+        "groups_per_step": config.groups_per_step,
+        "staleness.max_staleness": staleness.max_staleness,
+        "staleness.window": staleness.window,
+        "data.template": data.template,
+        "data.system": data.system,
+        "data.shuffle": data.shuffle,
+        "seed": config.seed,
+    }
+
+
+def check(config: LearnerConfig, wanted: dict[str, Any]) -> None:
+    """Raises ValueError, one line, when the run folder holds a run that was founded otherwise. A folder without a run has nothing to say."""
+    path = config.run_dir / FILE
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    changed = [f"{name}={wanted[name]!r}, was {kept[name]!r}" for name in wanted if name in kept and kept[name] != wanted[name]]
+    if changed:
+        raise ValueError(
+            f"{config.run_dir} holds a run that began otherwise: {'; '.join(changed)}. Its account and its sampled tokens rest on these (model={config.model}); "
+            "set them back, or use another run_dir"
+        )
+
+
+def keep(run_dir: Path, wanted: dict[str, Any]) -> None:
+    """Written once, when the first prompts of a run are there."""
+    part = run_dir / f"{FILE}.part"
+    part.write_text(json.dumps(wanted, indent=2) + "\n")
+    part.replace(run_dir / FILE)
