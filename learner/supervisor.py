@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -20,11 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from learner.config import LearnerConfig
-from learner.process import USER_MISTAKE, complain
+from learner.process import USER_MISTAKE, complain, next_incarnation
 from protos.mistakes import check_address
 
 _LOG = logging.getLogger("headrace.learner.supervisor")
@@ -32,6 +33,7 @@ MAX_FAILURES = 5
 HEALTHY_S = 60.0  # a child that lived this long has not failed in a row
 LEAVE_GRACE_S = 60.0  # for ranks told to stop: a step, a snapshot and a cut
 STOP_GRACE_S = 10.0
+LAST_LINES_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
 
 
 def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
@@ -123,15 +125,31 @@ class Child:
         return "\n".join(said or lines[-1:])
 
 
-class _Patience:
-    """Counts failures in a row and waits longer after each."""
+def furthest_step(run_dir: Path) -> int:
+    """Highest step among the last lines of metrics.jsonl; 0 without one."""
+    path, steps = run_dir / "metrics.jsonl", [0]
+    if path.is_file():
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LAST_LINES_BYTES))
+            for line in file.read().splitlines():
+                with suppress(ValueError, KeyError, TypeError):  # the first one may be cut, the last one unfinished
+                    steps.append(int(json.loads(line)["step"]))
+    return max(steps)
 
-    def __init__(self) -> None:
+
+class _Patience:
+    """Counts failures in a row and waits longer after each. A failure is in a row unless the child lived long, or the run came further
+    than it ever had: a run that is killed again and again is no program that cannot run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._furthest = furthest_step(run_dir)
         self.num_failures = 0
 
     async def after(self, lived_s: float) -> bool:
         """Waits before the next start; False: no more."""
-        self.num_failures = 1 if lived_s >= HEALTHY_S else self.num_failures + 1
+        before, self._furthest = self._furthest, max(self._furthest, furthest_step(self._run_dir))
+        self.num_failures = 1 if lived_s >= HEALTHY_S or self._furthest > before else self.num_failures + 1
         if self.num_failures > MAX_FAILURES:
             return False
         await asyncio.sleep(min(5.0, 0.1 * 3 ** (self.num_failures - 1)))
@@ -147,6 +165,7 @@ class Supervisor:
         self._gateway = self._child("gateway", gateway, [])
         self._ranks: list[Child] = []
         self._stopping = asyncio.Event()
+        self._incarnation = 0
 
     def _child(self, name: str, module: str, extra: list[str]) -> Child:
         return Child(name, [module, "--config", str(self._resolved), *extra], self._config.run_dir / "logs" / f"{name}.log")
@@ -169,7 +188,7 @@ class Supervisor:
 
     async def _keep_gateway(self) -> int:
         """Starts the gateway again whenever it ends; returns only when it must not be. Also while ranks leave: they need it for their cut."""
-        patience = _Patience()
+        patience = _Patience(self._config.run_dir)
         while True:
             await self._gateway.start()
             code = await self._gateway.wait()
@@ -181,7 +200,7 @@ class Supervisor:
                 return 1
 
     async def _keep_ranks(self) -> int:
-        patience = _Patience()
+        patience = _Patience(self._config.run_dir)
         while True:
             codes = await self._one_incarnation()
             if USER_MISTAKE in codes:
@@ -198,7 +217,8 @@ class Supervisor:
         """All ranks from their start to the end of the last one; their exit codes, of those killed for another's sake 0."""
         folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         count = self._config.trainer.ranks
-        shared = ["--world-size", str(count), "--incarnation", str(time.time_ns()), "--rendezvous", f"file://{folder / 'rendezvous'}", "--parent", str(os.getpid())]
+        self._incarnation = next_incarnation(self._config.run_dir, self._incarnation)
+        shared = ["--world-size", str(count), "--incarnation", str(self._incarnation), "--rendezvous", f"file://{folder / 'rendezvous'}", "--parent", str(os.getpid())]
         self._ranks = [self._child(f"trainer-{rank}", self._trainer, ["--rank", str(rank), *shared]) for rank in range(count)]
         try:
             for rank in self._ranks:

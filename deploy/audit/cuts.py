@@ -47,10 +47,15 @@ def _read(folder: Path, findings: Findings) -> Cut | None:
         cut = Cut(folder=folder, step=int(mark["policy_step"]), lineage=int(mark["lineage"]), position=(int(mark["segment"]), int(mark["offset"])), state=state["account"])
         findings.must(mark["schema"] == 1 and state["schema"] == 1, WHOLE, where, f"schemas {mark['schema']} (cut.json) and {state['schema']} (ledger.msgpack), 1 is known")
     except (OSError, KeyError, TypeError, ValueError) as error:
+        if not (folder / "cut.json").is_file():
+            return None
         findings.must(False, WHOLE, where, f"cut.json or ledger.msgpack cannot be read: {type(error).__name__}: {error}")
         return None
+    complaints = list(tensors.complaints(folder))
+    if not (folder / "cut.json").is_file():
+        return None  # a run that goes on has let go of it meanwhile
     findings.must(cut.step == int(folder.name[5:]), WHOLE, where, f"its marker says step {cut.step}")
-    for complaint in tensors.complaints(folder):
+    for complaint in complaints:
         findings.must(False, WHOLE, where, complaint)
     findings.checked[WHOLE] += 1
     return cut

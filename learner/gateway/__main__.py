@@ -26,7 +26,8 @@ def run_id_of(config: LearnerConfig) -> str:
     if kept and config.run_id and kept != config.run_id:
         raise ValueError(f"run_id={config.run_id}, but {config.run_dir} holds run {kept}; use another run_dir, or leave run_id empty to go on with it")
     run_id = kept or config.run_id or uuid.uuid4().hex[:12]
-    write_whole(path, run_id)
+    if run_id != kept:
+        write_whole(path, run_id)
     return run_id
 
 

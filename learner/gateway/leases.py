@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from learner.gateway.account import Record
 from learner.gateway.attendance import Attendance
 from learner.gateway.books import Books
 from learner.gateway.catalog import Catalog, Shelf
+from learner.gateway.clock import LeaseClock
 from learner.gateway.groups import Group
 from learner.gateway.refusals import precondition
 from protos import faultpoints
@@ -55,6 +55,7 @@ class LeaseDesk:
         self._lapse_s = lapse_s
         self._silence_s = silence_s
         self._groups_wanted = groups_wanted
+        self._clock = LeaseClock(latest_lapse=books.ledger.latest_lapse(), lapse_s=lapse_s)
         attendance.lost.append(self.release)
         attendance.changed.append(books.bell.ring)
 
@@ -84,7 +85,7 @@ class LeaseDesk:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         while True:
-            self._free(self._books.ledger.expire(time.time()))
+            self._free(self._books.ledger.expire(self._clock.now_s()))
             if loop.time() - started_s > self._silence_s:
                 self._free_absent()
             await asyncio.sleep(min(1.0, self._lapse_s / 4, self._silence_s / 4))
@@ -103,7 +104,7 @@ class LeaseDesk:
 
     def _next(self, holder: str, catalog: Catalog) -> Loan | None:
         """Lends one group: those that were lent before first."""
-        ledger, now = self._books.ledger, time.time()
+        ledger, now = self._books.ledger, self._clock.now_s()
         lease_id = uuid.uuid4().hex
         record: Record
         if ledger.next_release() is not None:

@@ -86,6 +86,10 @@ class Ledger:
         """When `expire` will next have something to do; None when nothing is leased."""
         return min((group.lease.lapse_at for group in self.account.groups.values() if group.lease), default=None)
 
+    def latest_lapse(self) -> float | None:
+        """When the last running lease lapses; None when nothing is leased."""
+        return max((group.lease.lapse_at for group in self.account.groups.values() if group.lease), default=None)
+
     def group(self, group_id: str) -> Group | None:
         """A group to look at, never to change; None when it is unknown, dropped, or trained and covered."""
         seq = seq_of(group_id)

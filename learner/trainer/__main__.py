@@ -13,13 +13,14 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from learner.config import LearnerConfig
-from learner.process import complain, die_with_parent, log_to_stderr, read_config
+from learner.process import complain, die_with_parent, log_to_stderr, next_incarnation, read_config
 from learner.trainer.checkpoint import Saver, restore
 from learner.trainer.clock import Clock
 from learner.trainer.export import export
@@ -47,7 +48,7 @@ def main() -> int:
     try:
         faultpoints.check()
         config = read_config(arguments.config)
-        place = _place(arguments)
+        place = _place(arguments, config.run_dir)
         device = resolve_device(config.trainer.device, place.rank, place.size)
         model_dir = resolve_model(config.model)
     except ValueError as error:
@@ -81,9 +82,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _place(arguments: argparse.Namespace) -> Place:
+def _place(arguments: argparse.Namespace, run_dir: Path) -> Place:
     if arguments.rank is None:
-        return Place.from_environment()
+        place = Place.from_environment()
+        return place if place.rank else replace(place, incarnation=next_incarnation(run_dir))
     return Place(rank=arguments.rank, size=arguments.world_size or 1, rendezvous=arguments.rendezvous, incarnation=arguments.incarnation)
 
 

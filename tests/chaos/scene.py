@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.proxy import Proxy
@@ -50,7 +51,7 @@ class Scene:
 
     def revive(self) -> list[str]:
         """Starts what is not running, as whoever deploys it would; names of what was started."""
-        starts = {"reward": self._start_reward, "learner": self._start_learner, **{name: lambda name=name: self._start_replica(name) for name in REPLICAS}}
+        starts: dict[str, Callable[[], None]] = {"reward": self._start_reward, "learner": self._start_learner, **{name: partial(self._start_replica, name) for name in REPLICAS}}
         dead = [name for name in starts if name not in self.run.services or not self.run.services[name].alive()]
         for name in dead:
             if name in self.run.services:

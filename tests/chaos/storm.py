@@ -40,9 +40,10 @@ def blow(folder: Path, model: Path, *, seed: int, faults: Sequence[Fault], secon
 
 
 def _one(at: Scene, fault: Fault, rng: random.Random, seed: int) -> None:
-    before, started = at.step(), time.monotonic()
+    started = time.monotonic()
     done = fault(at, rng)
-    time.sleep(0.3)
+    time.sleep(0.5)  # for what was already under way
+    before = at.step()
     revived = at.revive()
     assert "learner" not in revived or "everything" in done or "learner" in done, f"seed {seed}: {done}: the learner gave up:\n{at.run.services['learner'].tail()}"
     what = f"seed {seed}: {done} (revived: {', '.join(revived) or 'none'})"
