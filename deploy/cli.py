@@ -56,6 +56,8 @@ def says_mistakes(command: Command) -> Command:
         except ValueError as error:
             _say(str(error))
             raise typer.Exit(2) from None
+        except typer.Exit:  # a RuntimeError as well
+            raise
         except (RuntimeError, TimeoutError) as error:
             _say(str(error))
             raise typer.Exit(getattr(error, "exit_code", 1)) from None
@@ -274,7 +276,12 @@ def smoke(
 
 
 def _run_dir(given: Path | None, command: str) -> Path:
-    return given or Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = given or Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"run_dir: {folder} cannot be used: {error}; choose a folder that can be written") from None
+    return folder
 
 
 def _finish(result: dict[str, Any]) -> None:

@@ -9,14 +9,23 @@ from deploy.local import Local, Outcome
 from deploy.progress import follow, words
 from deploy.schema import RunFile
 from deploy.services import local_services
+from learner.supervisor import claimed
 
 
 def launch_local(run: RunFile, *, on_event: Callable[[str], None]) -> Outcome:
-    """Runs to the end, with a line to `on_event` for each event and step. The run folder says the rest."""
+    """Runs to the end, with a line to `on_event` for each event and step. The run folder says the rest.
+
+    Raises ValueError for a run folder that cannot be made or is in use.
+    """
     return asyncio.run(_launch(run, on_event))
 
 
 async def _launch(run: RunFile, on_event: Callable[[str], None]) -> Outcome:
+    with claimed(run.run_dir, "launcher"):
+        return await _run(run, on_event)
+
+
+async def _run(run: RunFile, on_event: Callable[[str], None]) -> Outcome:
     async with Local(on_event=on_event) as local:
         for service in local_services(run):
             local.start(service)

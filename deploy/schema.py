@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,17 +97,17 @@ def parse(content: dict[str, Any], *, where: str, overrides: dict[str, Any] | No
 
 def with_overrides(content: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """A deep copy with dotted keys set: `{"learner.steps": 5}`. Raises Mistakes where a key runs into a value."""
-    copy: dict[str, Any] = yaml.safe_load(yaml.safe_dump(content))
+    result: dict[str, Any] = deepcopy(content)
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
-        here = copy
+        here = result
         for part in path:
             below = here.setdefault(part, {})
             if not isinstance(below, dict):
                 raise Mistakes([f"{dotted}: {part} is {below!r} and has nothing below it; correct the key"])
             here = below
         here[last] = value
-    return copy
+    return result
 
 
 def _share(content: dict[str, Any]) -> list[str]:

@@ -55,7 +55,10 @@ class GRPOTrainer:
         reward_server: Mapping[str, Any] | None = None,
         **learner: Any,
     ) -> None:
-        data = {**learner.pop("data", {}), "prompts": str(prompts)}
+        for name, value in (("data", learner.get("data")), ("rollout", rollout), ("reward_server", reward_server)):
+            if value is not None and not isinstance(value, Mapping):
+                raise ValueError(f"GRPOTrainer: {name}={value!r} must be a mapping of settings, for instance {{'replicas': 2}} for rollout")
+        data = {**(learner.pop("data", None) or {}), "prompts": str(prompts)}
         content = {
             "run_dir": str(run_dir or Path("runs") / time.strftime("run-%Y%m%d-%H%M%S")),
             "model": str(model),
@@ -74,7 +77,9 @@ def scorer_path(reward: str | Callable[..., Any]) -> str:
     """The scorer as another process can find it. Raises ValueError for a function that it cannot."""
     if isinstance(reward, str):
         return reward
-    module, name = reward.__module__, reward.__qualname__
+    if not callable(reward):
+        raise ValueError(f"reward={reward!r} must be a scorer's name, 'module:function', or a function; give one of these")
+    module, name = getattr(reward, "__module__", None) or "", getattr(reward, "__qualname__", type(reward).__qualname__)
     if module == "__main__" or "<" in name:
         raise ValueError(
             f"reward={name} of module {module}: scorers run in processes of their own, which import them by module and name; "

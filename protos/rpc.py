@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from protos.mistakes import check_address
 
 MAX_MESSAGE_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
+_NOBODY_S = 25.0  # gRPC gives up connecting after 20 s: a call that took longer had somebody to talk to
 
 _SHARED = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -256,15 +258,20 @@ def is_transient(error: grpc.aio.AioRpcError) -> bool:
 async def retry(
     call: Callable[[], Awaitable[Any]], *, limit_s: float, first_wait_s: float = 0.1, longest_wait_s: float = 2.0
 ) -> Any:
-    """Repeats an idempotent call on UNAVAILABLE with doubling waits. Raises the last error once limit_s has passed, other errors at once."""
+    """Repeats an idempotent call on UNAVAILABLE with doubling waits. Raises the last error once nobody was there for limit_s, other
+    errors at once. A call may block for hours before its server dies: the limit counts from the first failure after that."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + limit_s
-    wait_s = first_wait_s
+    end, wait_s = -math.inf, first_wait_s
     while True:
+        began = loop.time()
         try:
             return await call()
         except grpc.aio.AioRpcError as error:
-            if error.code() != grpc.StatusCode.UNAVAILABLE or loop.time() + wait_s > end:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            if end < 0 or loop.time() - began > _NOBODY_S:
+                end, wait_s = loop.time() + limit_s, first_wait_s
+            if loop.time() + wait_s > end:
                 raise
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, longest_wait_s)

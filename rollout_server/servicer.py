@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,10 +33,12 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self._model = model
         self._learner = learner
         self._serial = itertools.count()
+        self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         try:
-            prompt_ids, spec = self._prompt_ids(request), sampling_spec(request.sampling)
+            prompt_ids = await self._prompt_ids(request)
+            spec = sampling_spec(request.sampling)
             async with aclosing(self._stream(prompt_ids, spec, request.detokenize)) as responses:
                 async for response in responses:
                     yield response
@@ -61,18 +65,31 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     response.spans.extend(version_spans(delta.spans))
                 yield response
 
-    def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:
+    async def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:
+        """Text is encoded in a thread: megabytes of it take a minute, in which this loop must go on sending heartbeats."""
         match request.WhichOneof("prompt"):
             case "prompt_ids":
                 if request.prompt_ids.dtype != trajectory_pb2.PACKED_DTYPE_INT32:
                     raise ValueError(f"prompt_ids must be packed int32, got dtype {request.prompt_ids.dtype}")
                 return [int(token) for token in unpack(request.prompt_ids)]
             case "text":
-                return self._tokens.encode(request.text)
+                self._check_length(len(request.text))
+                return await asyncio.get_running_loop().run_in_executor(self._encoding, self._tokens.encode, request.text)
             case "chat":
-                return self._tokens.chat([(message.role, message.content) for message in request.chat.messages])
+                turns = [(message.role, message.content) for message in request.chat.messages]
+                self._check_length(sum(len(content) for _, content in turns))
+                return await asyncio.get_running_loop().run_in_executor(self._encoding, self._tokens.chat, turns)
             case _:
                 raise ValueError("the request has no prompt: set prompt_ids, text or chat")
+
+    def _check_length(self, num_characters: int) -> None:
+        """Raises ValueError for a text that is too long whatever its tokens are, EngineUnavailableError while the limit is not known."""
+        if not self._replica.life:
+            raise EngineUnavailableError(self._replica.detail)
+        max_model_len = self._replica.engine.info.max_model_len
+        longest = max_model_len * self._tokens.longest
+        if num_characters > longest:
+            raise ValueError(f"the prompt has {num_characters} characters, and max_model_len={max_model_len} tokens of at most {self._tokens.longest} characters hold {longest}; shorten it")
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         replica, state = self._replica, self._replica.state

@@ -17,6 +17,7 @@ class Tokens:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} has no tokenizer that transformers can load: {error}") from error
+        self.longest = max(map(len, self._tokenizer.get_vocab()))  # characters of the longest token
 
     @property
     def size(self) -> int:

@@ -20,6 +20,7 @@ from deploy.local import Local
 from deploy.progress import read_all, surviving
 from deploy.schema import RunFile
 from deploy.services import Service, local_services, write_atomically
+from learner.supervisor import claimed
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.rpc import channel, deadline_s
 
@@ -82,6 +83,11 @@ async def teach(run: RunFile, lesson: Lesson, on_event: Callable[[str], None]) -
 
     Raises RuntimeError when the run fails, ValueError for a user's mistake that only a service could find.
     """
+    with claimed(run.run_dir, "launcher"):
+        return await _teach(run, lesson, on_event)
+
+
+async def _teach(run: RunFile, lesson: Lesson, on_event: Callable[[str], None]) -> Taught:
     started = time.monotonic()
     services = {service.name: service for service in local_services(run)}
     reward, replica, learner = services["reward-0"], services["rollout-0"], services["learner"]

@@ -78,7 +78,12 @@ class Attendance:
 
     async def attend(self, requests: AsyncIterator[pb.AttendRequest], write: Write) -> None:
         """Serves one stream until it ends. Raises Refused with the reason when it did not end in good order."""
-        session = self._admit(await _hello(requests))
+        try:
+            async with asyncio.timeout(self._silence_s):
+                claim = await _hello(requests)
+        except TimeoutError:
+            raise unavailable(f"the stream said nothing for {self._silence_s} s (silence_s); say Hello first") from None
+        session = self._admit(claim)
         reader = asyncio.create_task(self._read(session, requests))
         try:
             await write(pb.AttendResponse(welcome=self._welcome()))

@@ -102,8 +102,9 @@ class Batches:
                 return plan
 
     def _is_end(self, policy_step: int) -> bool:
+        """A plan that was made is trained, also again after a rollback: else a run whose time is up would end at an older policy than it had."""
         ledger = self._books.ledger
-        planned = ledger.account.active is not None
+        planned = ledger.account.active is not None or policy_step in ledger.account.replays
         return policy_step >= self._num_steps or (not planned and (self._is_over() or (self._data_ended() and ledger.counts().open == 0)))
 
     def _data_ended(self) -> bool:

@@ -55,6 +55,7 @@ class Feed:
         self._saving = saving
         self._checkpoints = checkpoints
         self._on_close = on_close
+        self._closings: set[asyncio.Task[Publication]] = set()
         self.finished = asyncio.Event()
         self.duty = Duty()
         if recovered.standing.post is not None:
@@ -106,7 +107,13 @@ class Feed:
         return await asyncio.to_thread(self._books.read, keys)
 
     async def close(self, incarnation: int, policy_step: int, *, snapshot_dir: Path, will_save: bool) -> Publication:
-        """Closes the step before and publishes the policy of this one."""
+        """Closes the step before and publishes the policy of this one; to the end also when the caller leaves, since it asks again."""
+        closing = asyncio.create_task(self._close(incarnation, policy_step, snapshot_dir, will_save))
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
+        return await asyncio.shield(closing)
+
+    async def _close(self, incarnation: int, policy_step: int, snapshot_dir: Path, will_save: bool) -> Publication:
         self._check_close(incarnation, policy_step)
         manifest = await asyncio.to_thread(snapshots.load, snapshot_dir, policy_step)
         self._check_close(incarnation, policy_step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +61,10 @@ class LeaseDesk:
         attendance.changed.append(books.bell.ring)
 
     async def lease(self, replica_id: str, incarnation: int, *, max_groups: int, wait_s: float) -> list[Loan]:
-        """At least one loan, or none once wait_s has passed. Raises Refused FAILED_PRECONDITION when the replica does not attend."""
+        """At least one loan, or none once wait_s has passed. Raises Refused FAILED_PRECONDITION when the replica does not attend,
+        ValueError for a wait_s that is no time."""
+        if not 0 <= wait_s < math.inf:
+            raise ValueError(f"wait_s={wait_s} must be finite and at least 0")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         catalog = await self._shelf.wait(wait_s)

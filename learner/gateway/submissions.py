@@ -76,8 +76,8 @@ class Submissions:
         ledger, key = self._books.ledger, (trajectory.group_id, trajectory.sample_index)
         group = ledger.group(trajectory.group_id)
         catalog = await self._shelf.wait() if group is not None else None
-        prompt_ids = catalog.ids[group.prompt_row] if catalog and group else None
-        facts = facts_of(trajectory, prompt_ids=prompt_ids, vocabulary=self._vocabulary)
+        prompt_ids, max_new_tokens = (catalog.ids[group.prompt_row], catalog.max_new_tokens[group.prompt_row]) if catalog and group else (None, None)
+        facts = facts_of(trajectory, prompt_ids=prompt_ids, vocabulary=self._vocabulary, max_new_tokens=max_new_tokens)
         outcome = ledger.submit(*key, facts)
         receipt = Receipt(group_id=key[0], sample_index=key[1], status=outcome.status, detail=outcome.reason if outcome.status == "unwanted" else "")
         if outcome.record is None:

@@ -13,10 +13,11 @@ from protos.arrays import unpack
 from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
 
 
-def facts_of(trajectory: pb.Trajectory, *, prompt_ids: bytes | None, vocabulary: int) -> SampleFacts:
+def facts_of(trajectory: pb.Trajectory, *, prompt_ids: bytes | None, vocabulary: int, max_new_tokens: int | None = None) -> SampleFacts:
     """The facts of a well-formed trajectory; what cannot be trained on carries its reason.
 
-    prompt_ids: the leased prompt as little-endian int32 bytes; None: nothing to compare with.
+    prompt_ids: the leased prompt as little-endian int32 bytes; None: nothing to compare with. max_new_tokens: what the lease allows;
+    a longer completion would overrun the model or the trainer's memory, and again after each restart, since plans are replayed.
     Raises ValueError naming the rule and the values for a malformed one.
     """
     name = f"sample ({trajectory.group_id}, {trajectory.sample_index})"
@@ -36,7 +37,7 @@ def facts_of(trajectory: pb.Trajectory, *, prompt_ids: bytes | None, vocabulary:
     reward = _reward(trajectory)
     return SampleFacts(
         reward=reward,
-        unusable_reason=_unusable(trajectory, reward, bool(np.isfinite(logprobs).all()), num_trained),
+        unusable_reason="overlong" if max_new_tokens is not None and num_tokens > max_new_tokens else _unusable(trajectory, reward, bool(np.isfinite(logprobs).all()), num_trained),
         num_prompt_tokens=len(trajectory.prompt_ids.data) // 4,
         num_completion_tokens=num_tokens,
         num_trained_tokens=num_trained,

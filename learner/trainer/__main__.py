@@ -118,7 +118,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.
     writer = SnapshotWriter(
         policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
     )
-    pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address))
+    pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), deadline_s=config.push.deadline_s)
     parts = Parts(
         config=config,
         feed=feed,

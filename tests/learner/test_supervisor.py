@@ -17,7 +17,7 @@ import pytest
 from learner import supervisor
 from learner.config import LearnerConfig
 from learner.process import read_config
-from learner.supervisor import Supervisor, prepare
+from learner.supervisor import Supervisor, claimed, prepare
 
 FAKE = "tests.learner.fake_child"
 
@@ -145,3 +145,24 @@ async def test_doing_the_same_steps_again_is_no_progress(tmp_path: Path, monkeyp
 
 async def no_time(seconds: float) -> None:
     """Instead of asyncio.sleep."""
+
+
+def test_a_second_learner_on_one_run_folder_is_refused_and_leaves_the_first_ones_files_alone(tmp_path: Path) -> None:
+    run_dir, path = tmp_path / "run", tmp_path / "learner.yaml"
+    path.write_text(json.dumps(settings(run_dir)))
+    with claimed(run_dir):
+        prepare(LearnerConfig.model_validate(settings(run_dir)))
+        (run_dir / "gateway.address").write_text("127.0.0.1:7430\n")
+        before = (run_dir / "resolved" / "learner.json").read_text()
+        done = subprocess.run([sys.executable, "-m", "learner", "--config", str(path)], capture_output=True, text=True, timeout=50, check=False)
+        assert (done.returncode, done.stderr) == (2, f"headrace: run_dir: {run_dir} is in use by another learner; stop that one, or use another run_dir\n")
+        assert (run_dir / "gateway.address").read_text() == "127.0.0.1:7430\n"
+        assert (run_dir / "resolved" / "learner.json").read_text() == before
+    with claimed(run_dir):
+        pass  # free again
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"run_dir: .*/file/run cannot be used: .*; choose a folder that can be written"), claimed(tmp_path / "file" / "run"):
+        pass

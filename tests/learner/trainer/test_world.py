@@ -33,3 +33,14 @@ def test_cuda_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve_device("auto", 0).type == "cpu"
     with pytest.raises(ValueError, match="device: cpu or auto"):
         resolve_device("cuda", 0)
+
+
+def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert resolve_device("auto", 1, 2).index == 1
+    with pytest.raises(ValueError, match=r"trainer.ranks=3 on 2 CUDA devices: NCCL refuses two ranks on one device; use trainer.ranks of at most 2"):
+        resolve_device("auto", 0, 3)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # torchrun on the second of two machines
+    assert resolve_device("auto", 3, 4).index == 1

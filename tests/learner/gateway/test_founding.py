@@ -1,0 +1,103 @@
+"""A run folder goes on only as the run that it holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.config import LearnerConfig
+from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, eventually, running
+
+
+async def begun(folder: Path) -> LearnerConfig:
+    """A run of one step with its cut; it began with P = 2, G = 2, S = 1."""
+    config = config_in(folder)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = Trainer(address, folder / "shm"), Actor(address, config)
+        await trainer.register()
+        await trainer.close(0)
+        await actor.attend()
+        for lease in await actor.lease(max_groups=2):
+            await actor.fulfil(lease)
+        await trainer.take(0)
+        await trainer.close(1, will_save=True)
+        await trainer.save(1, config.run_dir)
+        await actor.leave()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"groups_per_step": 4}, "groups_per_step=4, was 2"),
+        ({"sampling": {"group_size": 4, "max_new_tokens": 8}}, "sampling.group_size=4, was 2"),
+        ({"sampling": {"group_size": 2, "max_new_tokens": 8, "temperature": 0.5}}, "sampling.temperature=0.5, was 1.0"),
+        ({"staleness": {"max_staleness": 0}}, "staleness.max_staleness=0, was 1"),
+        ({"seed": 7}, "seed=7, was 0"),
+    ],
+)
+async def test_a_setting_that_the_account_rests_on_cannot_change(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    config = await begun(tmp_path)
+    changed = LearnerConfig.model_validate({**config.model_dump(), **changes})
+    with pytest.raises(ValueError) as caught:
+        async with running(changed):
+            pass
+    assert words in str(caught.value) and "use another run_dir" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+async def test_another_model_cannot_go_on_with_the_run(tmp_path: Path) -> None:
+    config = await begun(tmp_path)
+    (Path(config.model) / "model.safetensors").write_bytes(b"other weights of one size")
+    with pytest.raises(ValueError, match="digest of model="):
+        async with running(config):
+            pass
+
+
+async def test_other_prompts_cannot_go_on_with_the_run(tmp_path: Path) -> None:
+    config = await begun(tmp_path)
+    config.data.prompts.write_text(json.dumps({"prompt": "w9 w9", "answer": 0}) + "\n")
+    with pytest.raises(ValueError, match="but this run began with"):
+        async with running(config) as gateway:
+            await eventually(lambda: gateway._shelf.failure is not None)
+
+
+async def test_fewer_steps_than_were_done_are_refused(tmp_path: Path) -> None:
+    config = await begun(tmp_path)
+    cut = config.run_dir / "checkpoints" / "step-000001"
+    cut.rename(cut.with_name("step-000003"))
+    marker = cut.with_name("step-000003") / "cut.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "policy_step": 3}))
+    with pytest.raises(ValueError, match=r"steps=2, but the run in .* has done 3 .*; ask for 3 or more, or use another run_dir"):
+        async with running(config.model_copy(update={"steps": 2})):
+            pass
+
+
+async def test_what_does_not_matter_to_the_account_may_change(tmp_path: Path) -> None:
+    config = await begun(tmp_path)
+    changed = config.model_copy(update={"steps": 20, "optimizer": config.optimizer.model_copy(update={"lr": 3e-6})})
+    async with running(changed) as gateway:
+        assert (await Trainer(f"127.0.0.1:{gateway.port}", tmp_path / "shm", incarnation=200).register()).policy_step == 1
+
+
+async def test_a_run_that_never_had_its_prompts_is_founded_by_the_next_start(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    good = config.data.prompts.read_text()
+    config.data.prompts.write_text("{not json\n")
+    with pytest.raises(ValueError, match="line 1: not JSON"):
+        async with running(config) as gateway:
+            await eventually(lambda: gateway._shelf.failure is not None)
+    config.data.prompts.write_text(good)
+    async with running(config.model_copy(update={"seed": 9})) as gateway:
+        await eventually(lambda: gateway._shelf.catalog is not None)
+
+
+async def test_a_stop_id_that_the_model_cannot_draw_is_refused(tmp_path: Path) -> None:
+    config = config_in(tmp_path, sampling={"group_size": 2, "max_new_tokens": 8, "stop_token_ids": (1, 32)})
+    with pytest.raises(ValueError, match=r"sampling.stop_token_ids=\[32\]: the model .* has ids below 32"):
+        async with running(config):
+            pass
