@@ -30,7 +30,6 @@ from protos.mistakes import check_address
 _LOG = logging.getLogger("headrace.learner.supervisor")
 MAX_FAILURES = 5
 HEALTHY_S = 60.0  # a child that lived this long has not failed in a row
-LEAVE_GRACE_S = 60.0  # for ranks told to stop: a step, a snapshot and a cut
 STOP_GRACE_S = 10.0
 
 
@@ -223,7 +222,8 @@ class Supervisor:
         return first
 
     async def _ask_to_leave(self, waits: list[asyncio.Task[int]]) -> None:
-        _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", LEAVE_GRACE_S)
+        leave_s = self._config.checkpoint.leave_s
+        _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", leave_s)
         for rank in self._ranks:
             rank.signal(signal.SIGTERM)
-        await asyncio.wait(waits, timeout=LEAVE_GRACE_S)
+        await asyncio.wait(waits, timeout=leave_s)
