@@ -182,9 +182,12 @@ class Account:
         self.lineage += 1
 
     def _apply_continued(self, record: Record) -> None:
-        """From the cut alone: what came after it is unknown, so it is a rollback to it, and version numbers may have been used."""
+        """From the cut alone: what came after it is unknown, so it is a rollback to it, version numbers may have been used, and whoever
+        had leases belongs to the life before."""
         self._apply_covered(record)
         self.versions.skip(record["skip"])
+        leased = [seq for seq, group in self.groups.items() if group.lease]
+        self._apply_released({"given_back": leased, "failed": [], "dropped": []})
         for group in self.groups.values():
             group.rolled_back |= group.place == "open"
         if self.active is not None:

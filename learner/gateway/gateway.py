@@ -138,7 +138,7 @@ class Gateway:
 
     def _make_feed(self, recovered: Recovered, checkpoints: Path) -> Feed:
         config = self._config
-        saving = Saving(self._books, config.run_dir, run_id=self.run_id, checkpoint=config.checkpoint, journal=config.journal, newest=recovered.cut)
+        saving = self._saving = Saving(self._books, config.run_dir, run_id=self.run_id, checkpoint=config.checkpoint, journal=config.journal, newest=recovered.cut)
         push = UpdateLimits(prepare_s=config.push.prepare_s, collective_timeout_s=config.push.collective_timeout_s, deadline_s=config.push.deadline_s)
         batches = Batches(
             self._books, self._attendance, self._shelf, saving,
@@ -163,7 +163,7 @@ class Gateway:
             desk=self._desk,
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
             snapshots=self._snapshots,
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set()),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)

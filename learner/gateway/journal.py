@@ -119,9 +119,11 @@ class Journal(Appends):
 
     def find(self, keys: Iterable[Key]) -> dict[Key, Position]:
         wanted = set(keys)
-        if not self._index.broken:
-            return self._index.find(wanted)
-        entries = self._read_from(segment_numbers(self.folder), None)
+        found = self._index.find(wanted)
+        if found is not None:
+            return found
+        paths = [segment_path(self.folder, number) for number in segment_numbers(self.folder)]
+        entries = (entry for path in paths for entry in read_segment(path, last=path == paths[-1]) if isinstance(entry, Entry))
         return {key: entry.position for entry in entries if (key := key_of(entry.record)) in wanted and key is not None}
 
     def payload(self, position: Position) -> bytes:

@@ -56,9 +56,11 @@ class Index:
         if self._num_noted >= _BATCH:
             self.flush()
 
-    def find(self, keys: Iterable[Key]) -> dict[Key, Position]:
-        """Positions of the keys that are known."""
+    def find(self, keys: Iterable[Key]) -> dict[Key, Position] | None:
+        """Positions of the keys that are known; None: it is broken, ask the log."""
         self.flush()
+        if self.broken:
+            return None
         query = "SELECT segment, offset FROM payloads WHERE group_id = ? AND sample_index = ?"
         rows = ((key, self._database.execute(query, key).fetchone()) for key in keys)
         return {key: Position(*row) for key, row in rows if row is not None}
