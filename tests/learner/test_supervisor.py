@@ -129,3 +129,11 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"run_dir: .*/file/run cannot be used: .*; choose a folder that can be written"), claimed(tmp_path / "file" / "run"):
         pass
+
+
+@pytest.mark.parametrize(("line", "code"), [("sleep 0.3 exit 0", 0), ("say 'headrace: no such model' exit 2", 2)])
+async def test_the_gateway_alone_is_kept_until_it_ends_by_itself(tmp_path: Path, line: str, code: int) -> None:
+    scripts(tmp_path, gateway=["sleep 0.1 exit 1", line])
+    config, resolved = prepare(LearnerConfig.model_validate(settings(tmp_path)))
+    assert await asyncio.wait_for(Supervisor(config, resolved, gateway=FAKE, trainer=FAKE, gateway_only=True).run(), 30) == code
+    assert len(starts(tmp_path, "gateway")) == 2 and not (tmp_path / "trainer-0.started").exists()
