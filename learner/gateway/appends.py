@@ -82,6 +82,11 @@ class Appends(ABC):
     def payload(self, position: Position) -> bytes:
         """The payload of the entry at a position. Raises JournalDamaged when there is no whole entry."""
 
+    def payloads(self, positions: Iterable[Position]) -> Iterator[bytes]:
+        """As `payload`, of several in their order."""
+        for position in positions:
+            yield self.payload(position)
+
     @abstractmethod
     def forget(self, before: Position) -> int:
         """Lets go of entries before a position, as far as that is cheap; how many parts (segments, entries) went."""

@@ -56,7 +56,7 @@ class Books:
 
     def read(self, keys: Iterable[Key]) -> list[bytes]:
         """Payloads; blocks on the disk, so it runs in a thread. Raises JournalDamaged."""
-        return [self.journal.payload(self.payloads[key]) for key in keys]
+        return list(self.journal.payloads([self.payloads[key] for key in keys]))
 
     def forget_payloads(self) -> None:
         """Forgets payloads that nothing needs any more."""

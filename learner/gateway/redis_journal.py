@@ -132,11 +132,26 @@ class RedisJournal(Appends):
         return {key: _position(name) for key, name in zip(wanted, found, strict=True) if name is not None}
 
     def payload(self, position: Position) -> bytes:
-        name = _id(position)
-        found = self._asked(lambda: self._client.xrange(self._stream, name, name))
-        if not found:
-            raise JournalDamaged(f"journal {self.name} has no entry {name}; restart from the newest checkpoint")
-        return self._entry(*found[0]).payload
+        return self._payloads([_id(position)])[0]
+
+    def payloads(self, positions: Iterable[Position]) -> Iterator[bytes]:
+        """See Appends; PAGE of them in one round trip."""
+        names = [_id(position) for position in positions]
+        for first in range(0, len(names), PAGE):
+            yield from self._payloads(names[first : first + PAGE])
+
+    def _payloads(self, names: list[str]) -> list[bytes]:
+        def ask() -> list[Any]:
+            with self._client.pipeline(transaction=False) as calls:
+                for name in names:
+                    calls.xrange(self._stream, name, name)
+                return list(calls.execute())
+
+        answers = self._asked(ask)
+        for name, found in zip(names, answers, strict=True):
+            if not found:
+                raise JournalDamaged(f"journal {self.name} has no entry {name}; restart from the newest checkpoint")
+        return [self._entry(*found[0]).payload for found in answers]
 
     def forget(self, before: Position) -> int:
         """Trims entries before a position, and moves the consumer group to what is left."""
