@@ -107,11 +107,30 @@ class TrainerConfig(Section):
     share_prefix: bool = Field(True, description="a prompt is computed once for the samples of its group in a row")
 
 
+class KeepBest(Section):
+    """A cut that is kept beside the newest ones: of those saved, the one whose step has the best value in metrics.jsonl."""
+
+    metric: str = Field(min_length=1, description="field of a line of metrics.jsonl, dotted for one inside another")
+    mode: Literal["max", "min"] = "max"
+
+
 class CheckpointConfig(Section):
-    """Cuts."""
+    """Cuts (docs/durability.md)."""
 
     every_steps: Count | None = Field(10, description="None: only at the end")
-    keep: Count = 2
+    keep: Count = Field(2, description="newest cuts that stay")
+    keep_best: KeepBest | None = Field(None, description="one more that stays: the best by a metric; None: none")
+    leave_s: Seconds = Field(60.0, description="ranks told to stop get this long for the running step and their cut")
+
+
+class JournalConfig(Section):
+    """The account's journal (docs/durability.md)."""
+
+    backend: Literal["segments", "redis"] = "segments"
+    url: str = Field("", description="redis only: redis://HOST:PORT/NUMBER")
+    segment_bytes: int = Field(64 << 20, ge=4096, description="segments only: a new file after this many bytes")
+    max_groups: Count = Field(100_000, description="groups that no cut covers; from there on a cut comes before the next batch")
+    max_bytes: int = Field(16 << 30, ge=1 << 16, description="bytes that no cut covers; as max_groups")
 
 
 class PushConfig(Section):
@@ -146,6 +165,7 @@ class LearnerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     trainer: TrainerConfig = TrainerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
 
     @model_validator(mode="after")
@@ -167,6 +187,11 @@ class LearnerConfig(Section):
             raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
+        if self.journal.backend == "redis" and not self.journal.url:
+            raise ValueError("journal.url is empty with journal.backend=redis; give redis://HOST:PORT/NUMBER")
+        least = (staleness.max_staleness + 2) * self.groups_per_step
+        if self.journal.max_groups < least:
+            raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
         if self.lease.silence_s <= self.lease.heartbeat_s:
             raise ValueError(f"lease.silence_s={self.lease.silence_s} is not more than heartbeat_s={self.lease.heartbeat_s}: every replica would count as gone; use several heartbeats")
         return self

@@ -1,7 +1,7 @@
 """Keeps one gateway and N trainer ranks running until the run is finished.
 
     supervisor ──▶ gateway                  restarted alone; the ranks wait for it
-               └─▶ rank 0 .. rank N-1       restarted all together, from the newest cut, as a new incarnation
+               └─▶ rank 0 .. rank N-1       restarted all together, from the newest cut, as a new incarnation; or kept by torchrun
 
 Consumes: exits of children, SIGTERM and SIGINT. Produces: children. Waits for: one of them. Unblocked by: any exit, any signal.
 A child that ends with USER_MISTAKE ends everything; a child that keeps failing is given up after MAX_FAILURES in a row.
@@ -31,7 +31,6 @@ from protos.mistakes import check_address
 _LOG = logging.getLogger("headrace.learner.supervisor")
 MAX_FAILURES = 5
 HEALTHY_S = 60.0  # a child that lived this long has not failed in a row
-LEAVE_GRACE_S = 60.0  # for ranks told to stop: a step, a snapshot and a cut
 STOP_GRACE_S = 10.0
 LAST_LINES_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
 
@@ -159,9 +158,9 @@ class _Patience:
 class Supervisor:
     """Runs until the run is finished, cannot go on, or was told to stop. Example: `code = await Supervisor(config, resolved).run()`"""
 
-    def __init__(self, config: LearnerConfig, resolved: Path, *, gateway: str = "learner.gateway", trainer: str = "learner.trainer") -> None:
-        """gateway, trainer: modules to run as children."""
-        self._config, self._resolved, self._trainer = config, resolved, trainer
+    def __init__(self, config: LearnerConfig, resolved: Path, *, gateway: str = "learner.gateway", trainer: str = "learner.trainer", gateway_only: bool = False) -> None:
+        """gateway, trainer: modules to run as children. gateway_only: somebody else (torchrun) keeps the ranks."""
+        self._config, self._resolved, self._trainer, self._gateway_only = config, resolved, trainer, gateway_only
         self._gateway = self._child("gateway", gateway, [])
         self._ranks: list[Child] = []
         self._stopping = asyncio.Event()
@@ -195,11 +194,16 @@ class Supervisor:
             _LOG.warning("the gateway ended with %d", code)
             if code == USER_MISTAKE:
                 return complain(self._gateway.complaint())
+            if code == 0 and self._gateway_only:
+                return 0  # it ends by itself once the ranks have finished the run
             if not await patience.after(time.monotonic() - self._gateway.started):
                 complain(f"the gateway failed {MAX_FAILURES + 1} times in a row, last with code {code}: {self._gateway.complaint()}")
                 return 1
 
     async def _keep_ranks(self) -> int:
+        if self._gateway_only:
+            await self._stopping.wait()
+            return 0
         patience = _Patience(self._config.run_dir)
         while True:
             codes = await self._one_incarnation()
@@ -243,7 +247,8 @@ class Supervisor:
         return first
 
     async def _ask_to_leave(self, waits: list[asyncio.Task[int]]) -> None:
-        _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", LEAVE_GRACE_S)
+        leave_s = self._config.checkpoint.leave_s
+        _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", leave_s)
         for rank in self._ranks:
             rank.signal(signal.SIGTERM)
-        await asyncio.wait(waits, timeout=LEAVE_GRACE_S)
+        await asyncio.wait(waits, timeout=leave_s)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.audit import payload
+from deploy.audit.entry import Entry
 from deploy.audit.findings import Findings
-from deploy.audit.journal import Entry
-from deploy.audit.payload import Sample, group_name
+from deploy.audit.payload import Sample, group_name, of_record
 from deploy.audit.versions import Publications
 
 LEASED, ENDED, PLANNED, ONCE, STALE, TOKENS = (
@@ -72,12 +72,13 @@ class Accounting:
         self.versions = Publications()
         self.groups: dict[int, Group] = {}
         self.next_group = self.step = self.lineage = self.incarnation = 0
+        self.first_told = 1  # older versions are not in the journal any more
         self.published = False
         self.active: Plan | None = None
         self.closed: dict[int, Plan] = {}  # by step, of the surviving history
         self.due: dict[int, Plan] = {}  # by step: to be trained again after a rollback
         self.closes: list[Close] = []  # all of them, undone or not
-        self.publications: dict[tuple[int, int], dict[str, Any]] = {}  # by position
+        self.announced: dict[tuple[int, int], tuple[int, int]] = {}  # by position of a record that a cut may follow: (step, lineage)
         self.num_trained_before = 0  # of a run whose first segments are gone: what its oldest cut had trained and forgotten
         self.dropped: Counter[str] = Counter()
 
@@ -102,17 +103,21 @@ class Accounting:
         except (KeyError, TypeError, ValueError) as error:
             self._must(False, KINDS, entry, f"a record {entry.record['type']!r} that lacks or misspells something: {type(error).__name__}: {error}")
 
-    def note_payload(self, entry: Entry) -> Sample | None:
-        """Of a record that a cut has booked already: its payload is checked and remembered, nothing else."""
-        record = entry.record
-        if record["type"] != "submitted":
-            return None
-        group = self.groups.get(record["seq"])
+    def note_payload(self, seq: int, index: int, data: bytes, booked: Sample | None, where: str) -> Sample | None:
+        """Checks and remembers the payload of a sample; what it says. booked: None, what the group has booked."""
+        group, prompt = self.groups.get(seq), None
         if group is not None:
-            group.has_payload.add(record["sample_index"])
-        row = group.prompt_row if group else -1
-        known = self._prompts is not None and 0 <= row < len(self._prompts)
-        return payload.check(entry.payload, record, self._prompts[row] if known and self._prompts else None, entry.where, self.findings)
+            group.has_payload.add(index)
+            booked = booked or group.samples.get(index)
+            if self._prompts is not None and 0 <= group.prompt_row < len(self._prompts):
+                prompt = self._prompts[group.prompt_row]
+        return payload.check(data, (seq, index), booked, prompt, where, self.findings)
+
+    def note_before(self, entry: Entry) -> None:
+        """A record that the cut to begin from has booked already: of those, only payloads matter."""
+        record = entry.record
+        if record["type"] == "submitted":
+            self.note_payload(record["seq"], record["sample_index"], entry.payload, of_record(record), entry.where)
 
     # Leases and samples
 
@@ -132,7 +137,7 @@ class Accounting:
     def _on_submitted(self, record: dict[str, Any], entry: Entry) -> None:
         seq, index = record["seq"], record["sample_index"]
         name = f"sample ({group_name(seq)}, {index})"
-        sample = self.note_payload(entry)
+        sample = self.note_payload(seq, index, entry.payload, of_record(record), entry.where)
         group = self._open(seq, f"submitted (sample {index})", entry)
         if group is None or sample is None:
             return
@@ -222,7 +227,8 @@ class Accounting:
             self._must(fits, CLOSED, entry, f"version {version} is step {step} without a batch, at step {self.step} (published: {self.published})")
         self.step, self.published = step, True
         self.versions.add(version, self.lineage, step)
-        self.publications[entry.position] = record
+        if record["will_save"]:
+            self.announced[entry.position] = (step, self.lineage)
 
     def _close(self, record: dict[str, Any], entry: Entry) -> None:
         plan, step = self.active, record["step"]
@@ -257,6 +263,24 @@ class Accounting:
         fits = record["policy_step"] == self.step and record["lineage"] == self.lineage
         self._must(fits, CLOSED, entry, f"a trainer comes on duty at step {record['policy_step']} of lineage {record['lineage']}, the account is at step {self.step} of lineage {self.lineage}")
         self.incarnation = record["incarnation"]
+
+    def _on_continued(self, record: dict[str, Any], entry: Entry) -> None:
+        """From a cut alone: what came after it is unknown, so versions may have been used that no record tells of."""
+        self._must(record["step"] == self.step, CLOSED, entry, f"the run is continued from step {record['step']}, the cut is of step {self.step}")
+        if self.active is not None:
+            self.due = {self.active.step: self.active, **self.due}
+        self.active, self.published = None, False
+        self.lineage += 1
+        self.versions.newest += record["skip"]
+        self.first_told = self.versions.newest + 1
+
+    def _on_cut_asked(self, record: dict[str, Any], entry: Entry) -> None:
+        self._must(record["step"] == self.step, CLOSED, entry, f"a cut of step {record['step']} is asked for at step {self.step}")
+        self.announced[entry.position] = (record["step"], self.lineage)
+
+    def _on_payload(self, record: dict[str, Any], entry: Entry) -> None:
+        """Put back from a cut into a journal that lacked it."""
+        self.note_payload(record["seq"], record["sample_index"], entry.payload, None, entry.where)
 
     def _on_assembled(self, record: dict[str, Any], entry: Entry) -> None:
         pass

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from deploy.audit import tensors
+from deploy.audit import kept, tensors
 from deploy.audit.accounting import Accounting, Group, Plan
 from deploy.audit.findings import Findings
 from deploy.audit.payload import group_name, of_record
@@ -19,13 +19,17 @@ WHOLE, AGREES = "a cut is whole", "a cut's account is what the journal made"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """One marked cut. position: (segment, offset) of the last record that its account holds."""
+    """One marked cut. position: (segment, offset) of the last record that its account holds.
+
+    state: ledger.msgpack's account. payloads: of payloads.bin, by (number of the group, sample index).
+    """
 
     folder: Path
     step: int
     lineage: int
     position: tuple[int, int]
-    state: dict[str, Any]  # ledger.msgpack
+    state: dict[str, Any]
+    payloads: dict[tuple[int, int], bytes]
 
     @property
     def where(self) -> str:
@@ -44,17 +48,19 @@ def _read(folder: Path, findings: Findings) -> Cut | None:
     try:
         mark = json.loads((folder / "cut.json").read_bytes())
         state = msgpack.unpackb((folder / "ledger.msgpack").read_bytes(), strict_map_key=False)
-        cut = Cut(folder=folder, step=int(mark["policy_step"]), lineage=int(mark["lineage"]), position=(int(mark["segment"]), int(mark["offset"])), state=state["account"])
+        cut = Cut(folder=folder, step=int(mark["policy_step"]), lineage=int(mark["lineage"]), position=(int(mark["segment"]), int(mark["offset"])), state=state["account"], payloads=kept.payloads(folder / "payloads.bin"))
         findings.must(mark["schema"] == 1 and state["schema"] == 1, WHOLE, where, f"schemas {mark['schema']} (cut.json) and {state['schema']} (ledger.msgpack), 1 is known")
     except (OSError, KeyError, TypeError, ValueError) as error:
         if not (folder / "cut.json").is_file():
             return None
-        findings.must(False, WHOLE, where, f"cut.json or ledger.msgpack cannot be read: {type(error).__name__}: {error}")
+        findings.must(False, WHOLE, where, f"cut.json, ledger.msgpack or payloads.bin cannot be read: {type(error).__name__}: {error}")
         return None
-    complaints = list(tensors.complaints(folder))
+    complaints = [*kept.complaints(folder, mark["files"]), *tensors.complaints(folder)]
     if not (folder / "cut.json").is_file():
         return None  # a run that goes on has let go of it meanwhile
     findings.must(cut.step == int(folder.name[5:]), WHOLE, where, f"its marker says step {cut.step}")
+    needed = {(saved["seq"], index) for saved in cut.state["groups"] if saved["place"] != "closed" for index, _ in saved["samples"]}
+    findings.must(cut.payloads.keys() == needed, WHOLE, where, f"its payloads are of {len(cut.payloads)} samples, its open groups have {len(needed)}")
     for complaint in complaints:
         findings.must(False, WHOLE, where, complaint)
     findings.checked[WHOLE] += 1
@@ -75,6 +81,9 @@ def begin_with(cut: Cut, accounting: Accounting) -> None:
     accounting.closed, accounting.due = _plans(state["closed"]), _plans(state["replays"])
     accounting.active = next(iter(_plans([state["active"]] if state["active"] else []).values()), None)
     accounting.dropped.update(state["dropped"])
+    accounting.first_told = accounting.versions.newest + 1
+    for (seq, index), data in cut.payloads.items():
+        accounting.note_payload(seq, index, data, None, f"{cut.where}/payloads.bin")
     accounting.num_trained_before = state["num_trained"] - sum(len(plan.groups) for plan in accounting.closed.values())
 
 
@@ -86,9 +95,8 @@ def _plans(states: list[Any]) -> dict[int, Plan]:
 def compare(cut: Cut, accounting: Accounting, findings: Findings) -> None:
     """When the accounting has just followed the record that the cut was made after: both must say the same."""
     state = cut.state
-    record = accounting.publications.get(cut.position)
-    fits = record is not None and record["step"] == cut.step and record["lineage"] == cut.lineage and record["will_save"]
-    findings.must(bool(fits), AGREES, cut.where, f"the record at {cut.position} is not the announced publication of step {cut.step}, lineage {cut.lineage}")
+    fits = accounting.announced.get(cut.position) == (cut.step, cut.lineage)
+    findings.must(fits, AGREES, cut.where, f"the record at {cut.position} did not announce a cut of step {cut.step}, lineage {cut.lineage}")
     pairs = {
         "step": (state["step"], accounting.step),
         "lineage": (state["lineage"], accounting.lineage),

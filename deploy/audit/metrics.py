@@ -31,8 +31,8 @@ def read(run_dir: Path, findings: Findings) -> list[tuple[int, dict[str, Any]]]:
     return lines
 
 
-def check(lines: list[tuple[int, dict[str, Any]]], accounting: Accounting, first_version: int, findings: Findings) -> None:
-    """first_version: older ones are not in the journal any more."""
+def check(lines: list[tuple[int, dict[str, Any]]], accounting: Accounting, findings: Findings) -> None:
+    """Each line against its close, and each close against its line, which only a trainer that died may owe."""
     closes = {close.version: close for close in accounting.closes}
     told: dict[int, int] = {}
     for number, line in lines:
@@ -41,11 +41,11 @@ def check(lines: list[tuple[int, dict[str, Any]]], accounting: Accounting, first
         told[line["version"]] = number
         balance = line["trained_groups"] + sum(line["dropped"].values()) + line["open_groups"]
         findings.must(line["leased_groups"] == balance, BALANCES, where, f"step {line['step']}: {line['leased_groups']} leased, {balance} trained, dropped and open")
-        if line["version"] >= first_version:
+        if line["version"] >= accounting.first_told:
             _match(line, closes.get(line["version"]), where, findings)
-    last = accounting.closes[-1].version if accounting.closes else 0
-    for close, after in zip(accounting.closes, accounting.closes[1:], strict=False):
-        unwritten = close.version not in told and close.version < last and after.incarnation == close.incarnation
+    last_told = {close.incarnation: close.version for close in accounting.closes if close.version in told}
+    for close in accounting.closes:
+        unwritten = close.version not in told and close.version < last_told.get(close.incarnation, 0)
         findings.must(not unwritten, MATCHES, close.where, f"step {close.plan.step + 1} (version {close.version}) has no line in metrics.jsonl, though its trainer went on")
 
 

@@ -48,23 +48,28 @@ def prompts_of(run_dir: Path) -> list[bytes] | None:
         raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error}); delete it, the next start of the learner makes it again") from None
 
 
-def check(payload: bytes, record: dict[str, Any], prompt: bytes | None, where: str, findings: Findings) -> Sample:
-    """The sample as the payload says; each difference to the record is a finding. prompt: ids of the group's prompt, None: unknown."""
-    name = f"sample ({group_name(record['seq'])}, {record['sample_index']})"
+def check(payload: bytes, key: tuple[int, int], booked: Sample | None, prompt: bytes | None, where: str, findings: Findings) -> Sample | None:
+    """The sample as the payload says; each difference to what is booked is a finding.
+
+    key: (number of the group, sample index). booked: None, nothing is known of it. prompt: ids of the group's prompt, None: unknown.
+    """
+    name = f"sample ({group_name(key[0])}, {key[1]})"
     trajectory = trajectory_pb2.Trajectory()
     try:
         trajectory.ParseFromString(payload)
     except DecodeError as error:
         findings.must(False, IDENTITY, where, f"{name}: {len(payload)} bytes are no trajectory: {error}")
-        return of_record(record)
+        return booked
     said = (trajectory.group_id, trajectory.sample_index)
-    findings.must(said == (group_name(record["seq"]), record["sample_index"]), IDENTITY, where, f"{name}: the payload is that of {said}")
+    findings.must(said == (group_name(key[0]), key[1]), IDENTITY, where, f"{name}: the payload is that of {said}")
     if prompt is not None:
         same = trajectory.prompt_ids.data == prompt
         findings.must(same, IDENTITY, where, f"{name}: its prompt is not that of the group ({len(trajectory.prompt_ids.data) // 4} ids against {len(prompt) // 4})")
-    own, booked = _sample(trajectory, name, where, findings), of_record(record)
-    findings.must(own.tokens == booked.tokens, IDENTITY, where, f"{name}: the payload's tokens by version are {own.tokens}, the record's {booked.tokens}")
-    findings.must(own.reward == booked.reward, IDENTITY, where, f"{name}: the payload's reward is {own.reward}, the record's {booked.reward}")
+    own = _sample(trajectory, name, where, findings)
+    if booked is None:
+        return own
+    findings.must(own.tokens == booked.tokens, IDENTITY, where, f"{name}: the payload's tokens by version are {own.tokens}, the account's {booked.tokens}")
+    findings.must(own.reward == booked.reward, IDENTITY, where, f"{name}: the payload's reward is {own.reward}, the account's {booked.reward}")
     findings.must(own.usable or not booked.usable, SOUND, where, f"{name}: booked as usable, but it has no finite score or log-probs, or was aborted")
     return Sample(usable=booked.usable, reward=own.reward, tokens=own.tokens)
 

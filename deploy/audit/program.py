@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from deploy.audit import cuts, journal, metrics, payload
+from deploy.audit import cuts, metrics, payload
 from deploy.audit.accounting import ENDED, ONCE, Accounting, Rules
+from deploy.audit.entry import DAMAGED, Entry
 from deploy.audit.findings import Findings
+from deploy.audit.journal import Journal, open_journal
 from deploy.audit.payload import group_name
 
 SHOWN_GROUPS = 6
@@ -27,51 +31,68 @@ class Audit:
 
 def audit(run_dir: Path) -> Audit:
     """Reads everything in run_dir. Raises ValueError when it is no run folder with a journal."""
-    rules, findings = _rules(run_dir), Findings()
-    if not journal.segments(run_dir):
-        raise ValueError(f"{run_dir / 'journal'}: holds no segments (*.log); give the folder of a run that has begun")
+    config, findings = _config(run_dir), Findings()
+    source = open_journal(run_dir, config)
     try:
         saved, lines = cuts.read_all(run_dir, findings), metrics.read(run_dir, findings)  # first: a run that goes on is behind in them, never ahead
-        accounting = Accounting(rules, findings, payload.prompts_of(run_dir))
-        first_version = _follow(run_dir, saved, accounting, findings)
+        accounting = Accounting(_rules(config), findings, payload.prompts_of(run_dir))
+        _follow(source, saved, accounting, findings)
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename}: was removed while it was being read; the run goes on and has let go of it, so audit again") from None
-    metrics.check(lines, accounting, first_version, findings)
+    metrics.check(lines, accounting, findings)
     _check_ends(accounting, findings)
     return Audit(run_dir=run_dir, accounting=accounting, cuts=saved, findings=findings)
 
 
-def _rules(run_dir: Path) -> Rules:
+def _config(run_dir: Path) -> dict[str, Any]:
+    """The run's resolved configuration, which has all that the rules need. Raises ValueError."""
     path = run_dir / "resolved" / "learner.json"
     try:
-        config = json.loads(path.read_bytes())
-        return Rules(groups_per_step=config["groups_per_step"], group_size=config["sampling"]["group_size"], max_staleness=config["staleness"]["max_staleness"])
+        config: dict[str, Any] = json.loads(path.read_bytes())
+        _rules(config)
+        return config
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error}); give the folder of a run (`headrace audit RUN_DIR`)") from None
 
 
-def _follow(run_dir: Path, saved: list[cuts.Cut], accounting: Accounting, findings: Findings) -> int:
-    """Follows the whole journal, comparing each cut where it was made; the first version that the journal tells of."""
-    begin = None
-    if journal.segments(run_dir)[0] > 0:
-        begin = next(iter(saved), None)
-        if not findings.must(begin is not None, journal.DAMAGED, "journal", f"begins with {journal.name_of(journal.segments(run_dir)[0])} and there is no cut to begin from"):
-            return 0
+def _rules(config: dict[str, Any]) -> Rules:
+    return Rules(groups_per_step=config["groups_per_step"], group_size=config["sampling"]["group_size"], max_staleness=config["staleness"]["max_staleness"])
+
+
+def _follow(source: Journal, saved: list[cuts.Cut], accounting: Accounting, findings: Findings) -> None:
+    """Follows the whole journal, comparing each cut where it was made."""
+    entries = source.read(findings)
+    first = next(entries, None)
+    if first is None:
+        return
+    begin = _beginning(source, first, saved)
     if begin is not None:
         cuts.begin_with(begin, accounting)
         findings.notes.append(f"the journal begins behind the run's start: its account up to step {begin.step} is taken from {begin.where}")
-    first_version = accounting.versions.newest + 1 if begin else 1
-    due = {cut.position: cut for cut in saved if cut is not begin}
-    for entry in journal.read(run_dir, findings):
+    elif not source.whole:
+        findings.must(False, DAMAGED, first.where, "the journal begins behind the run's start, and there is no cut to begin from")
+    due = {cut.position: cut for cut in saved if cut is not begin and cut.position >= first.position}  # an older one that was kept stands alone
+    for entry in itertools.chain([first], entries):
         if begin is not None and entry.position <= begin.position:
-            accounting.note_payload(entry)
+            accounting.note_before(entry)
             continue
         accounting.follow(entry)
         if (cut := due.pop(entry.position, None)) is not None:
             cuts.compare(cut, accounting, findings)
     for cut in due.values():
-        findings.must(False, cuts.AGREES, cut.where, f"the journal has no record at {journal.name_of(cut.position[0])} at {cut.position[1]}, which it was made after")
-    return first_version
+        findings.must(False, cuts.AGREES, cut.where, f"the journal has no record at {cut.position}, which it was made after")
+
+
+def _beginning(source: Journal, first: Entry, saved: list[cuts.Cut]) -> cuts.Cut | None:
+    """The cut to begin from; None: the journal tells all, or there is none."""
+    if first.record["type"] == "continued":
+        position = (first.record["segment"], first.record["offset"])
+        found = [cut for cut in saved if cut.position == position and cut.step == first.record["step"]]
+        if found:
+            return found[0]
+    elif source.whole:
+        return None
+    return min((cut for cut in saved if cut.position >= first.position), key=lambda cut: cut.position, default=None)
 
 
 def _check_ends(accounting: Accounting, findings: Findings) -> None:

@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Iterable
 
 from learner.gateway.account import Record
+from learner.gateway.appends import Appends, Key
 from learner.gateway.bell import Bell
-from learner.gateway.journal import Journal
 from learner.gateway.ledger import Ledger
 from learner.gateway.segments import Position
-
-Key = tuple[str, int]  # (group_id, sample_index)
 
 
 class Books:
@@ -21,7 +19,7 @@ class Books:
     the account in memory is ahead of the disk then, so the process must end.
     """
 
-    def __init__(self, ledger: Ledger, journal: Journal) -> None:
+    def __init__(self, ledger: Ledger, journal: Appends) -> None:
         self.ledger = ledger
         self.journal = journal
         self.bell = Bell()
@@ -58,7 +56,7 @@ class Books:
 
     def read(self, keys: Iterable[Key]) -> list[bytes]:
         """Payloads; blocks on the disk, so it runs in a thread. Raises JournalDamaged."""
-        return [self.journal.payload(self.payloads[key]) for key in keys]
+        return list(self.journal.payloads([self.payloads[key] for key in keys]))
 
     def forget_payloads(self) -> None:
         """Forgets payloads that nothing needs any more."""

@@ -62,6 +62,7 @@ class Feed:
             self.duty.begin(recovered.standing.post, assembled=recovered.standing.assembled)
         for announced, position in recovered.captures.values():
             saving.announce(announced, position)
+        batches.ask_cut = self.ask_cut
 
     @property
     def fingerprint(self) -> str:
@@ -93,11 +94,11 @@ class Feed:
             self.duty.assemble()
         return await self.duty.wait(incarnation)
 
-    async def take(self, incarnation: int, rank: int, policy_step: int) -> Decision:
+    async def take(self, incarnation: int, rank: int, policy_step: int, *, leaving: bool = False) -> Decision:
         """Blocks until the batch is decided."""
         self.duty.check(incarnation, rank)
         try:
-            return await self._batches.take(policy_step, num_ranks=self.duty.world_size)
+            return await self._batches.take(policy_step, num_ranks=self.duty.world_size, leaving=leaving)
         except asyncio.CancelledError:
             self.duty.check(incarnation, rank)  # relieved meanwhile: say so
             raise
@@ -139,10 +140,20 @@ class Feed:
     async def save(self, incarnation: int, policy_step: int, *, source: Path, error: str) -> Path | None:
         """Makes a finished save the cut; with an error, forgets that one was announced."""
         self.duty.check(incarnation)
-        if error:
-            self._saving.fail(policy_step, error)
-            return None
-        return await self._saving.finish(policy_step, source)
+        try:
+            if error:
+                self._saving.fail(policy_step, error)
+                return None
+            return await self._saving.finish(policy_step, source)
+        finally:
+            self._batches.saved(policy_step)
+
+    async def ask_cut(self) -> None:
+        """Announces a cut of the newest policy as it is now; the trainer is told by TakeBatch."""
+        incarnation, captured = self.duty.incarnation, capture(self._books.ledger, self._standing, asked=True)
+        position = await asyncio.shield(self._commit_own({"type": "cut_asked", "step": captured.policy_step}))
+        if self.duty.incarnation == incarnation:
+            self._saving.announce(captured, position)
 
     def finish(self, incarnation: int, error: str) -> None:
         """The run is over: replicas are told."""

@@ -60,7 +60,7 @@ def main() -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         with joined(place, device) as world:
-            return _work(config, world, model_dir, stop)
+            return _work(config, world, model_dir, arguments.gateway, stop)
     except RunFailed as error:
         return complain(f"the run cannot go on: {error}")
     except Superseded as error:
@@ -78,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--world-size", type=int)
     parser.add_argument("--incarnation", type=int)
     parser.add_argument("--rendezvous", default="")
+    parser.add_argument("--gateway", default="", help="host:port of the gateway; empty: what it wrote into the run folder")
     parser.add_argument("--parent", type=int, default=0, help="process to die with")
     return parser.parse_args()
 
@@ -100,14 +101,14 @@ def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
     raise TimeoutError(f"no gateway wrote {path} within {limit_s} s")
 
 
-def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.Event) -> int:
+def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, stop: threading.Event) -> int:
     """Sets everything up, trains, and ends in good order."""
     try:
         policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
     except ValueError as error:
         return complain(str(error))
-    address = gateway_address(config.run_dir)
+    address = gateway or gateway_address(config.run_dir)
     feed = Feed(address, incarnation=world.incarnation, rank=world.rank)
     registration = feed.register(world.size)
     torch.manual_seed(config.seed + world.rank)

@@ -25,6 +25,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
+from learner.sums import write_sums
 from learner.trainer.feed import Feed
 from learner.trainer.optimizer import Optimizer
 from protos import faultpoints
@@ -142,12 +143,26 @@ class Saver:
             dist.barrier(group=self._group)
             faultpoints.point("trainer_save")
             self._write(state, checkpoint_id=cut, process_group=self._group)
+            self._sum(cut)
             marked = self._feed.save_cut(policy_step, str(cut)) if dist.get_rank() == 0 else ""
             self.report = SaveReport(num_saved=before.num_saved + 1, num_failed=before.num_failed, blocked_s=blocked_s, seconds=time.monotonic() - started, last_cut=marked)
         except (Exception, dcp.CheckpointException) as error:  # supervised edge; the library's own error is no Exception
             _LOG.error("save of step %d failed on this or another rank: %s: %s", policy_step, type(error).__name__, error)
             self.report = SaveReport(num_saved=before.num_saved, num_failed=before.num_failed + 1, blocked_s=blocked_s, seconds=before.seconds, last_cut=before.last_cut)
             self._clean_up(policy_step, cut, error)
+
+    def _sum(self, cut: Path) -> None:
+        """Every rank leaves the checksums of what it wrote. Collective; raises OSError on all ranks when it failed on one."""
+        rank, failure = dist.get_rank(), None
+        try:
+            names = sorted(path.name for path in cut.glob(f"__{rank}_*"))
+            write_sums(cut, [*names, ".metadata"] if rank == 0 else names, cut / f"sums-{rank}.json")
+        except OSError as error:
+            failure = error
+        failed = torch.tensor(int(failure is not None))
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
+        if failed:
+            raise failure or OSError("checksums could not be written on another rank")
 
     def _clean_up(self, policy_step: int, cut: Path, error: BaseException) -> None:
         if dist.get_rank() != 0:

@@ -12,7 +12,8 @@ from learner.config import LearnerConfig
 from learner.trainer import table
 from learner.trainer.checkpoint import Saver
 from learner.trainer.clock import Clock
-from learner.trainer.feed import Feed
+from learner.trainer.decode import Batch
+from learner.trainer.feed import Feed, Order
 from learner.trainer.model import Policy
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Published, Publisher
@@ -49,10 +50,9 @@ def run(parts: Parts, step: int) -> End:
     config, clock, leaving = parts.config, parts.clock, False
     published = parts.publisher.publish(step, will_save=False)
     while not leaving:
-        with clock.time("wait"):
-            batch = parts.feed.take_batch(step, stop=parts.stop)
-        if batch is None:
-            return End(published=published, finished=True)
+        batch = next_batch(parts, step)
+        if not isinstance(batch, Batch):
+            return End(published=published, finished=batch is None)
         faultpoints.point("trainer_batch")
         with clock.time("train"):
             minibatches = table.cut(batch.table, num_minibatches=config.optimizer.minibatches, normalize=config.algorithm.normalize)
@@ -69,6 +69,22 @@ def run(parts: Parts, step: int) -> End:
                 parts.saver.start(step)
         parts.recorder.step(batch, result, published, parts.saver.report, parts.publisher.pusher.metrics(), clock.take())
     return End(published=published, finished=False)
+
+
+def next_batch(parts: Parts, step: int) -> Batch | Order | None:
+    """The batch of a step, cuts made in between where the gateway wants one first; an order to leave; None: the run is over."""
+    while True:
+        with parts.clock.time("wait"):
+            batch = parts.feed.take_batch(step, stop=parts.stop)
+        if not isinstance(batch, Order):
+            return batch
+        if batch.save:
+            with parts.clock.time("save"):
+                parts.saver.start(step)
+                parts.saver.wait()
+                dist.barrier()  # the gateway forgets the order when rank 0 has reported; nobody asks again before
+        if batch.leave:
+            return batch
 
 
 def save_is_due(step: int, *, every_steps: int | None, last_step: int) -> bool:

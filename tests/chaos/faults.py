@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from protos import faultpoints
@@ -35,8 +36,8 @@ def plant(scene: Scene, rng: random.Random, setting: str) -> str:
     return setting
 
 
-def killed_at_random(scene: Scene, rng: random.Random) -> str:
-    kind = rng.choice(KINDS)
+def killed_at_random(scene: Scene, rng: random.Random, kinds: Sequence[str] = KINDS) -> str:
+    kind = rng.choice(kinds)
     pid = rng.choice(scene.pids(kind))
     time.sleep(rng.random())
     scene.signal(pid, signal.SIGKILL)
@@ -56,6 +57,31 @@ def machine_lost(scene: Scene, rng: random.Random) -> str:
     for service in scene.services():
         service.process.wait(10)
     return "SIGKILL everything"
+
+
+def journal_lost(scene: Scene, rng: random.Random) -> str:
+    """The disk of the journal with everything else; the cuts are on another one. Needs a cut."""
+    wait_for("a cut", lambda: any((scene.run.run_dir / "checkpoints").glob("step-*/cut.json")), limit_s=REACHED_S, guard=scene.run.learner_must_live)
+    done = machine_lost(scene, rng)
+    if scene.redis is not None:
+        scene.redis.kill()
+        shutil.rmtree(scene.redis.folder)
+        scene.redis.folder.mkdir()
+        scene.redis.start()
+    else:
+        shutil.rmtree(scene.run.run_dir / "journal")
+    return f"{done}, and the journal gone"
+
+
+def redis_restarted(scene: Scene, rng: random.Random) -> str:
+    """Killed, away for a while, and back with its files. Without Redis it is the gateway that is restarted."""
+    if scene.redis is None:
+        return killed_at_random(scene, rng, ("gateway",))
+    seconds = rng.uniform(0.5, 8)
+    scene.redis.kill()
+    time.sleep(seconds)
+    scene.redis.start()
+    return f"Redis killed, away for {seconds:.1f} s"
 
 
 def learner_told_to_stop(scene: Scene, rng: random.Random) -> str:
@@ -114,5 +140,5 @@ def clock_stepped(scene: Scene, rng: random.Random) -> str:
 
 
 Fault = Callable[[Scene, random.Random], str]
-ALL: tuple[Fault, ...] = (killed_at_a_point, killed_at_a_point, killed_at_a_point, disk_error_at_a_point, killed_at_random, killed_at_random, two_killed_at_once, machine_lost, learner_told_to_stop, stopped, network_down, disk_full, clock_stepped)  # fmt: skip
+ALL: tuple[Fault, ...] = (killed_at_a_point, killed_at_a_point, killed_at_a_point, disk_error_at_a_point, killed_at_random, killed_at_random, two_killed_at_once, machine_lost, journal_lost, redis_restarted, learner_told_to_stop, stopped, network_down, disk_full, clock_stepped)  # fmt: skip
 QUICK: tuple[Fault, ...] = (killed_at_a_point, killed_at_random, network_down, disk_full, clock_stepped, briefly_stopped)

@@ -10,12 +10,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.proxy import Proxy
+from tests.redis_server import RedisServer
 from tests.system.harness import ROOT, Run, Service, free_port, pids_running, running
 
 REPLICAS = ("one", "two")
 DISK_BYTES = 256 << 20
+SEGMENT_BYTES = 64 << 10  # so that segments come and go
 KINDS = ("gateway", "rank", "replica", "reward")
 
 
@@ -25,6 +28,7 @@ class Scene:
 
     run: Run
     ranks: int
+    redis: RedisServer | None  # None: the journal is in segments, which are short here
     reward_port: int = field(default_factory=free_port)
     proxies: dict[str, Proxy] = field(default_factory=dict)
 
@@ -43,6 +47,10 @@ class Scene:
             "HEADRACE_FAULT_FILE": str(self.fault_file),
             "HEADRACE_CLOCK_FILE": str(self.clock_file),
         }
+
+    @property
+    def journal(self) -> dict[str, Any]:
+        return {"backend": "redis", "url": self.redis.url} if self.redis else {"segment_bytes": SEGMENT_BYTES}
 
     def start(self) -> None:
         for name in REPLICAS:
@@ -66,7 +74,7 @@ class Scene:
     def _start_learner(self) -> None:
         self.run.start_learner(
             self.env, steps=1_000_000, trainer={"ranks": self.ranks}, checkpoint={"every_steps": 3}, sampling={"group_size": 2, "max_new_tokens": 12},
-            staleness={"max_staleness": 2, "window": 2}, lease={"lapse_s": 30, "max_attempts": 20},
+            staleness={"max_staleness": 2, "window": 2}, lease={"lapse_s": 30, "max_attempts": 20}, journal=self.journal,
         )
 
     def _start_replica(self, name: str) -> None:
@@ -100,13 +108,16 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, model: Path, *, ranks: int) -> Iterator[Scene]:
+def scene(folder: Path, model: Path, *, ranks: int, redis: bool) -> Iterator[Scene]:
     """Ended, unmounted and emptied whatever happens. Needs root: the run folder is a small file system of its own."""
     with running(folder, model) as run:
         run.run_dir.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "headrace-chaos", str(run.run_dir)], check=True)
-        made = Scene(run=run, ranks=ranks)
+        server = RedisServer(folder / "redis") if redis else None
+        made = Scene(run=run, ranks=ranks, redis=server)
         try:
+            if server:
+                server.start()
             made.start()
             yield made
         finally:
@@ -114,4 +125,6 @@ def scene(folder: Path, model: Path, *, ranks: int) -> Iterator[Scene]:
             run.stop()
             for proxy in made.proxies.values():
                 proxy.stop()
+            if server:
+                server.__exit__()
             subprocess.run(["umount", "-l", str(run.run_dir)], check=True)

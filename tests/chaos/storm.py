@@ -22,12 +22,12 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def blow(folder: Path, model: Path, *, seed: int, faults: Sequence[Fault], seconds: float, ranks: int) -> Audit:
+def blow(folder: Path, model: Path, *, seed: int, faults: Sequence[Fault], seconds: float, ranks: int, redis: bool = False) -> Audit:
     """Faults until the time is up; the last audit, of the run at rest. Raises AssertionError saying seed, fault and what did not hold."""
     rng = random.Random(seed)
-    say(f"seed {seed}, {ranks} ranks, {seconds:.0f} s")
+    say(f"seed {seed}, {ranks} ranks, journal in {'Redis' if redis else 'segments'}, {seconds:.0f} s")
     end = time.monotonic() + seconds
-    with scene(folder, model, ranks=ranks) as at:
+    with scene(folder, model, ranks=ranks, redis=redis) as at:
         wait_for("the first steps", lambda: at.step() >= 2, limit_s=PROGRESS_S, guard=at.run.learner_must_live)
         order: list[Fault] = []
         while time.monotonic() < end:

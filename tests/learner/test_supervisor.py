@@ -147,6 +147,14 @@ async def no_time(seconds: float) -> None:
     """Instead of asyncio.sleep."""
 
 
+@pytest.mark.parametrize(("line", "code"), [("sleep 0.3 exit 0", 0), ("say 'headrace: no such model' exit 2", 2)])
+async def test_the_gateway_alone_is_kept_until_it_ends_by_itself(tmp_path: Path, line: str, code: int) -> None:
+    scripts(tmp_path, gateway=["sleep 0.1 exit 1", line])
+    config, resolved = prepare(LearnerConfig.model_validate(settings(tmp_path)))
+    assert await asyncio.wait_for(Supervisor(config, resolved, gateway=FAKE, trainer=FAKE, gateway_only=True).run(), 30) == code
+    assert len(starts(tmp_path, "gateway")) == 2 and not (tmp_path / "trainer-0.started").exists()
+
+
 def test_a_second_learner_on_one_run_folder_is_refused_and_leaves_the_first_ones_files_alone(tmp_path: Path) -> None:
     run_dir, path = tmp_path / "run", tmp_path / "learner.yaml"
     path.write_text(json.dumps(settings(run_dir)))

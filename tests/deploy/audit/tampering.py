@@ -13,8 +13,8 @@ from typing import Any
 import msgpack
 
 from deploy.audit.findings import Findings
-from deploy.audit.journal import read
 from deploy.audit.program import audit
+from deploy.audit.segments import read
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
 Item = tuple[dict[str, Any], bytes]  # record, payload

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.audit.accounting import STALE, Accounting, Rules
+from deploy.audit.entry import Entry
 from deploy.audit.findings import Findings
-from deploy.audit.journal import Entry
 from learner.gateway.groups import Group, SampleFacts
 from learner.gateway.ledger import Ledger, Limits
 from protos.arrays import pack_floats, pack_ids
@@ -43,7 +43,7 @@ def audited(simulation: Simulation) -> Accounting:
         lineage += record["type"] == "rolled_back"
         extra = {"lineage": lineage, "will_save": False} if record["type"] == "published" else {}
         payload = payload_of(record) if record["type"] == "submitted" else b""
-        accounting.follow(Entry(segment=0, offset=number, record={**record, **extra}, payload=payload))
+        accounting.follow(Entry(position=(0, number), where=f"record {number}", record={**record, **extra}, payload=payload))
     return accounting
 
 

@@ -14,15 +14,15 @@ def save(folder: Path, step: int) -> cuts.Cut:
     source = folder / f"step-{step:06d}.tmp"
     source.mkdir(parents=True)
     (source / "model").write_bytes(b"m")
-    cut = cuts.Cut(folder=cuts.folder_of(folder, step), policy_step=step, lineage=2, segment=1, offset=step)
-    cuts.write(source, cut, {"account": {"step": step}})
+    cut = cuts.Cut(folder=cuts.folder_of(folder, step), run_id="r1", policy_step=step, lineage=2, segment=1, offset=step)
+    cuts.write(source, cut, {"account": {"step": step}}, [("g00000000", 0)], lambda key: b"payload of %d" % step)
     return cut
 
 
 def test_a_save_becomes_a_cut_under_its_name(tmp_path: Path) -> None:
     cut = save(tmp_path, 7)
     assert cuts.newest(tmp_path) == cut and cut.folder.name == "step-000007"
-    assert sorted(path.name for path in cut.folder.iterdir()) == ["cut.json", "ledger.msgpack", "model"]
+    assert sorted(path.name for path in cut.folder.iterdir()) == ["cut.json", "ledger.msgpack", "model", "payloads.bin"]
     assert cuts.read_account(cut) == {"schema": 1, "account": {"step": 7}}
 
 
