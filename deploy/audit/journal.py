@@ -14,9 +14,9 @@ from deploy.audit.findings import Findings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Journal:
-    """whole: nothing of it was let go, so it tells the run from its start. read: all entries in order."""
+    """beginning(): its first part that is still there, and whether that is the run's start. read(): all entries in order."""
 
-    whole: bool
+    beginning: Callable[[], tuple[str, bool]]
     read: Callable[[Findings], Iterator[Entry]]
 
 
@@ -25,8 +25,5 @@ def open_journal(run_dir: Path, config: dict[str, Any]) -> Journal:
     settings = config.get("journal", {})
     if settings.get("backend", "segments") == "redis":
         run_id, client = (run_dir / "run_id").read_text().strip(), streams.connect(settings["url"])
-        return Journal(whole=streams.is_whole(client, run_id), read=lambda findings: streams.read(client, run_id, findings))
-    numbers = segments.numbers_in(run_dir)
-    if not numbers:
-        raise ValueError(f"{run_dir / 'journal'}: holds no segments (*.log); give the folder of a run that has begun")
-    return Journal(whole=numbers[0] == 0, read=lambda findings: segments.read(run_dir, findings))
+        return Journal(beginning=lambda: streams.beginning(client, run_id), read=lambda findings: streams.read(client, run_id, findings))
+    return Journal(beginning=lambda: segments.beginning(run_dir), read=lambda findings: segments.read(run_dir, findings))

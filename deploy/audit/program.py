@@ -33,12 +33,15 @@ def audit(run_dir: Path) -> Audit:
     """Reads everything in run_dir. Raises ValueError when it is no run folder with a journal."""
     config, findings = _config(run_dir), Findings()
     source = open_journal(run_dir, config)
+    beginning, whole = source.beginning()
     try:
         saved, lines = cuts.read_all(run_dir, findings), metrics.read(run_dir, findings)  # first: a run that goes on is behind in them, never ahead
         accounting = Accounting(_rules(config), findings, payload.prompts_of(run_dir))
-        _follow(source, saved, accounting, findings)
+        _follow(source, whole, saved, accounting, findings)
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename}: was removed while it was being read; the run goes on and has let go of it, so audit again") from None
+    if source.beginning()[0] != beginning:
+        raise ValueError(f"{beginning}: was removed while the journal was being read; the run goes on and has let go of it, so audit again")
     metrics.check(lines, accounting, findings)
     _check_ends(accounting, findings)
     return Audit(run_dir=run_dir, accounting=accounting, cuts=saved, findings=findings)
@@ -59,17 +62,17 @@ def _rules(config: dict[str, Any]) -> Rules:
     return Rules(groups_per_step=config["groups_per_step"], group_size=config["sampling"]["group_size"], max_staleness=config["staleness"]["max_staleness"])
 
 
-def _follow(source: Journal, saved: list[cuts.Cut], accounting: Accounting, findings: Findings) -> None:
+def _follow(source: Journal, whole: bool, saved: list[cuts.Cut], accounting: Accounting, findings: Findings) -> None:
     """Follows the whole journal, comparing each cut where it was made."""
     entries = source.read(findings)
     first = next(entries, None)
     if first is None:
         return
-    begin = _beginning(source, first, saved)
+    begin = _beginning(whole, first, saved)
     if begin is not None:
         cuts.begin_with(begin, accounting)
         findings.notes.append(f"the journal begins behind the run's start: its account up to step {begin.step} is taken from {begin.where}")
-    elif not source.whole:
+    elif not whole:
         findings.must(False, DAMAGED, first.where, "the journal begins behind the run's start, and there is no cut to begin from")
     due = {cut.position: cut for cut in saved if cut is not begin and cut.position >= first.position}  # an older one that was kept stands alone
     for entry in itertools.chain([first], entries):
@@ -83,14 +86,14 @@ def _follow(source: Journal, saved: list[cuts.Cut], accounting: Accounting, find
         findings.must(False, cuts.AGREES, cut.where, f"the journal has no record at {cut.position}, which it was made after")
 
 
-def _beginning(source: Journal, first: Entry, saved: list[cuts.Cut]) -> cuts.Cut | None:
+def _beginning(whole: bool, first: Entry, saved: list[cuts.Cut]) -> cuts.Cut | None:
     """The cut to begin from; None: the journal tells all, or there is none."""
     if first.record["type"] == "continued":
         position = (first.record["segment"], first.record["offset"])
         found = [cut for cut in saved if cut.position == position and cut.step == first.record["step"]]
         if found:
             return found[0]
-    elif source.whole:
+    elif whole:
         return None
     return min((cut for cut in saved if cut.position >= first.position), key=lambda cut: cut.position, default=None)
 

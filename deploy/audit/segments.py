@@ -36,6 +36,14 @@ def numbers_in(run_dir: Path) -> list[int]:
     return sorted(int(path.stem) for path in (run_dir / "journal").glob("*.log") if path.stem.isdigit())
 
 
+def beginning(run_dir: Path) -> tuple[str, bool]:
+    """The first segment that is there, and whether it is the run's first. Raises ValueError when there is none."""
+    numbers = numbers_in(run_dir)
+    if not numbers:
+        raise ValueError(f"{run_dir / 'journal'}: holds no segments (*.log); give the folder of a run that has begun")
+    return name_of(numbers[0]), numbers[0] == 0
+
+
 def read(run_dir: Path, findings: Findings) -> Iterator[Entry]:
     """All readable entries in order; what cannot be read is a finding, and reading goes on behind it."""
     numbers = numbers_in(run_dir)

@@ -34,11 +34,15 @@ def key_of(run_id: str) -> str:
     return f"headrace:{{{run_id}}}:journal"
 
 
-def is_whole(client: Any, run_id: str) -> bool:
-    """Whether nothing was ever trimmed. Raises ValueError for a run without a journal there."""
+def beginning(client: Any, run_id: str) -> tuple[str, bool]:
+    """The first entry that is there, and whether it is the run's first. Raises ValueError for a run without a journal there."""
     if not client.exists(key_of(run_id)):
         raise ValueError(f"{key_of(run_id)}: is not in this Redis; give the folder of a run that has begun")
-    return bytes(client.xinfo_stream(key_of(run_id)).get("max-deleted-entry-id", b"0-0")) == b"0-0"
+    stream = client.xinfo_stream(key_of(run_id))
+    first = stream["first-entry"][0].decode() if stream["first-entry"] else "1-1"
+    if "entries-added" not in stream:  # Redis before 7.0
+        return first, first.endswith("-1")
+    return first, first == "1-1" or stream["entries-added"] == stream["length"]
 
 
 def read(client: Any, run_id: str, findings: Findings) -> Iterator[Entry]:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
+import redis
 from typer.testing import CliRunner
 
+from deploy.audit.findings import Findings
 from deploy.audit.program import audit
+from deploy.audit.segments import read
 from deploy.cli import app
 from tests.deploy.audit.tampering import Item, copied, entries_of, forged, said, trajectory, written
+from tests.redis_server import RedisServer
 from tests.system.harness import running
 
 pytestmark = pytest.mark.timeout(180)
@@ -275,3 +283,85 @@ def test_findings_end_the_command_with_1(run_dir: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert re.search(r"\d+ findings\n$", result.output)
     assert result.stderr == ""
+
+
+@pytest.fixture
+def in_redis(run_dir: Path, tmp_path: Path) -> Iterator[tuple[Path, redis.Redis, str]]:
+    """The recorded run as if its journal had been kept in Redis: (run folder, client, name of the stream)."""
+    run = copied(run_dir, tmp_path)
+    with RedisServer(tmp_path / "redis") as server:
+        client = redis.Redis.from_url(server.url)
+        name = f"headrace:{{{(run / 'run_id').read_text().strip()}}}:journal"
+        moved: dict[int, int] = {}
+        for number, entry in enumerate(read(run, Findings()), start=1):
+            body = msgpack.packb(entry.record)
+            client.xadd(name, {"r": body, "p": entry.payload, "c": zlib.crc32(entry.payload, zlib.crc32(body))}, id=f"1-{number}")
+            moved[entry.position[1]] = number
+        for mark in (run / "checkpoints").glob("*/cut.json"):
+            content = json.loads(mark.read_text())
+            mark.write_text(json.dumps({**content, "segment": 1, "offset": moved[content["offset"]]}))
+        resolved = run / "resolved" / "learner.json"
+        resolved.write_text(json.dumps({**json.loads(resolved.read_text()), "journal": {"backend": "redis", "url": server.url}}))
+        shutil.rmtree(run / "journal")
+        yield run, client, name
+
+
+def test_a_journal_in_redis_is_read_as_well(in_redis: tuple[Path, redis.Redis, str]) -> None:
+    run, client, name = in_redis
+    assert said(run) == []
+    client.xdel(name, "1-20")
+    assert any(line.startswith(f"the journal can be read: {name} entry 1-21: follows 1-19: 1 entries between them are gone") for line in said(run))
+
+
+def test_bit_rot_in_redis_is_found_where_it_is(in_redis: tuple[Path, redis.Redis, str]) -> None:
+    run, client, name = in_redis
+    ((_, last),) = client.xrevrange(name, count=1)
+    client.xadd(name, {**last, b"c": b"1"}, id="1-999999")
+    assert f"the journal can be read: {name} entry 1-999999: the checksum does not match" in said(run)
+
+
+def test_a_trimmed_journal_in_redis_is_begun_from_the_oldest_cut(in_redis: tuple[Path, redis.Redis, str]) -> None:
+    run, client, name = in_redis
+    offset = json.loads((run / "checkpoints" / "step-000002" / "cut.json").read_text())["offset"]
+    client.xtrim(name, minid=f"1-{offset}")
+    outcome = audit(run)
+    assert outcome.findings.found == []
+    assert "taken from checkpoints/step-000002" in outcome.findings.notes[0]
+
+
+def test_a_redis_that_is_not_there_is_the_users_mistake(run_dir: Path, tmp_path: Path) -> None:
+    run = copied(run_dir, tmp_path)
+    resolved = run / "resolved" / "learner.json"
+    resolved.write_text(json.dumps({**json.loads(resolved.read_text()), "journal": {"backend": "redis", "url": "redis://127.0.0.1:1/0"}}))
+    result = CliRunner().invoke(app, ["audit", str(run)])
+    assert (result.exit_code, result.stderr[:70]) == (2, "headrace: journal.url: no Redis answers at redis://127.0.0.1:1/0 (Error"[:70])
+
+
+def continued(run_dir: Path, to: Path) -> Path:
+    """As if the journal had been lost after the cut of step 2: the rest is told by a new one, which begins with having continued it. In its
+    history steps 3 and 4 are the ones that were done before, under versions 1000 higher."""
+    run = copied(run_dir, to)
+    mark = json.loads((run / "checkpoints" / "step-000002" / "cut.json").read_text())
+    entries = [entry for entry in read(run, Findings()) if entry.position > (mark["segment"], mark["offset"])]
+    first = {"type": "continued", "step": 2, "segment": mark["segment"], "offset": mark["offset"], "skip": 1000}
+    registered = {"type": "registered", "incarnation": 2, "world_size": 1, "cut_dir": "", "policy_step": 2, "lineage": 1}
+    published = {"type": "published", "version": 1004, "step": 2, "closed": False, "lineage": 1, "snapshot_dir": "", "will_save": False}
+    told = [({**entry.record}, entry.payload) for entry in entries if entry.record["type"] not in ("registered", "assembled")]
+    for record, _ in told:
+        if record["type"] == "published":
+            record |= {"version": record["version"] + 1001, "lineage": 1}
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    written(run, [(first, b""), (registered, b""), (published, b""), *told])
+    (run / "journal" / "000000000000.log").rename(run / "journal" / "000000000001.log")
+    return run
+
+
+def test_a_journal_that_was_begun_again_from_a_cut_is_followed_from_there(run_dir: Path, tmp_path: Path) -> None:
+    """What was opened and drawn under the lost versions keeps their names here, so those are the only findings."""
+    outcome = audit(continued(run_dir, tmp_path))
+    assert outcome.accounting.lineage == 1
+    assert outcome.accounting.first_told == 1004
+    assert "taken from checkpoints/step-000002" in outcome.findings.notes[0]
+    assert {finding.rule for finding in outcome.findings.found} <= {
+        "every group is leased once, in order", "versions rise and are never used twice", "no trained token is older than max_staleness", "a plan's tokens by staleness are those of its samples",
+    }  # fmt: skip
