@@ -8,6 +8,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -286,11 +287,11 @@ def test_findings_end_the_command_with_1(run_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def in_redis(run_dir: Path, tmp_path: Path) -> Iterator[tuple[Path, redis.Redis, str]]:
+def in_redis(run_dir: Path, tmp_path: Path) -> Iterator[tuple[Path, Any, str]]:
     """The recorded run as if its journal had been kept in Redis: (run folder, client, name of the stream)."""
     run = copied(run_dir, tmp_path)
     with RedisServer(tmp_path / "redis") as server:
-        client = redis.Redis.from_url(server.url)
+        client: Any = redis.Redis.from_url(server.url)
         name = f"headrace:{{{(run / 'run_id').read_text().strip()}}}:journal"
         moved: dict[int, int] = {}
         for number, entry in enumerate(read(run, Findings()), start=1):
@@ -306,21 +307,21 @@ def in_redis(run_dir: Path, tmp_path: Path) -> Iterator[tuple[Path, redis.Redis,
         yield run, client, name
 
 
-def test_a_journal_in_redis_is_read_as_well(in_redis: tuple[Path, redis.Redis, str]) -> None:
+def test_a_journal_in_redis_is_read_as_well(in_redis: tuple[Path, Any, str]) -> None:
     run, client, name = in_redis
     assert said(run) == []
     client.xdel(name, "1-20")
     assert any(line.startswith(f"the journal can be read: {name} entry 1-21: follows 1-19: 1 entries between them are gone") for line in said(run))
 
 
-def test_bit_rot_in_redis_is_found_where_it_is(in_redis: tuple[Path, redis.Redis, str]) -> None:
+def test_bit_rot_in_redis_is_found_where_it_is(in_redis: tuple[Path, Any, str]) -> None:
     run, client, name = in_redis
     ((_, last),) = client.xrevrange(name, count=1)
     client.xadd(name, {**last, b"c": b"1"}, id="1-999999")
     assert f"the journal can be read: {name} entry 1-999999: the checksum does not match" in said(run)
 
 
-def test_a_trimmed_journal_in_redis_is_begun_from_the_oldest_cut(in_redis: tuple[Path, redis.Redis, str]) -> None:
+def test_a_trimmed_journal_in_redis_is_begun_from_the_oldest_cut(in_redis: tuple[Path, Any, str]) -> None:
     run, client, name = in_redis
     offset = json.loads((run / "checkpoints" / "step-000002" / "cut.json").read_text())["offset"]
     client.xtrim(name, minid=f"1-{offset}")
