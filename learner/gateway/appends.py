@@ -138,8 +138,8 @@ class Appends(ABC):
             batch, self._queue = self._queue, []
             try:
                 positions = await loop.run_in_executor(self._thread, self._write, batch)
-            except JournalFailed as error:
-                self._failure = error
+            except Exception as error:  # supervised edge: whatever it was, nothing may be written after records that are not
+                self._failure = error if isinstance(error, JournalFailed) else JournalFailed(f"journal {self.name} could not be written: {type(error).__name__}: {error}; restart")
                 self._fail([*batch, *self._queue])
                 return
             for (body, payload, _, future), position in zip(batch, positions, strict=True):

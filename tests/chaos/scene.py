@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tests.chaos.proxy import Proxy
 from tests.redis_server import RedisServer
 from tests.system.harness import ROOT, Run, Service, free_port, pids_running, running
 
+LOG_CHARS = 12_000
 REPLICAS = ("one", "two")
 DISK_BYTES = 256 << 20
 SEGMENT_BYTES = 64 << 10  # so that segments come and go
@@ -95,6 +97,10 @@ class Scene:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
+    def show_logs(self) -> None:
+        for path in sorted((self.run.run_dir / "logs").glob("*.log")):
+            sys.stderr.write(f"\n===== {path.name} =====\n{path.read_text(errors='replace')[-LOG_CHARS:]}\n")
+
     def step(self) -> int:
         """Highest policy step in the metrics."""
         return max((line["step"] for line in self.run.metrics()), default=0)
@@ -120,6 +126,9 @@ def scene(folder: Path, model: Path, *, ranks: int, redis: bool) -> Iterator[Sce
                 server.start()
             made.start()
             yield made
+        except BaseException:
+            made.show_logs()  # they are gone with the file system
+            raise
         finally:
             made.resume_all()
             run.stop()

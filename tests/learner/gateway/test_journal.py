@@ -216,6 +216,22 @@ async def test_a_full_disk_is_waited_for_and_nothing_is_lost(tmp_path: Path, mon
     assert [n for n, _ in await read(tmp_path)] == [0, 1, 2, 3]
 
 
+async def test_an_error_that_nobody_thought_of_ends_the_journal_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next batch would be written after one that is lost."""
+    journal = opened(tmp_path)
+
+    def surprise(file: int) -> None:
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr(os, "fdatasync", surprise)
+    with pytest.raises(JournalFailed, match="could not be written: RuntimeError: surprise"):
+        await journal.append({"n": 0})
+    monkeypatch.undo()
+    with pytest.raises(JournalFailed):
+        await journal.append({"n": 1})
+    await journal.close()
+
+
 async def test_a_journal_that_waits_for_room_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = opened(tmp_path)
     monkeypatch.setattr(os, "writev", half_then_full)
