@@ -167,6 +167,8 @@ class LearnerConfig(Section):
             raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
+        if self.push.transport == "nccl" and self.trainer.device == "cpu":
+            raise ValueError("push.transport=nccl with trainer.device=cpu: NCCL moves memory of GPUs only; use transport auto or gloo, or device: cuda")
         if self.lease.silence_s <= self.lease.heartbeat_s:
             raise ValueError(f"lease.silence_s={self.lease.silence_s} is not more than heartbeat_s={self.lease.heartbeat_s}: every replica would count as gone; use several heartbeats")
         return self
