@@ -149,9 +149,10 @@ class Journal:
             batch, self._queue = self._queue, []
             try:
                 positions = await loop.run_in_executor(self._thread, self._write, batch)
-            except OSError as error:
+            except Exception as error:  # supervised edge: whatever it was, those who wait must hear of it
                 path = segment_path(self.folder, self._number)
-                self._failure = JournalFailed(f"journal {path} could not be written at byte {self._durable}: {error.strerror}; make room or repair the disk, then restart")
+                why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                self._failure = JournalFailed(f"journal {path} could not be written at byte {self._durable}: {why}; make room or repair the disk, then restart")
                 self._fail([*batch, *self._queue])
                 return
             for (body, payload, future), position in zip(batch, positions, strict=True):
@@ -175,7 +176,7 @@ class Journal:
             self._room.clear()
 
     def _write(self, batch: list[Item]) -> list[Position]:
-        """In the thread: one batch, durable when it returns. After an OSError the segment ends where it was durable before."""
+        """In the thread: one batch, durable when it returns. After an error the segment ends where it was durable before."""
         if self._durable >= self._segment_bytes:
             self._next_segment()
         assert self._file is not None
@@ -189,7 +190,7 @@ class Journal:
         try:
             _write_buffers(self._file, buffers)
             os.fdatasync(self._file)
-        except OSError:
+        except Exception:
             os.ftruncate(self._file, self._durable)
             raise
         self.num_syncs += 1
