@@ -192,6 +192,8 @@ class LearnerConfig(Section):
         least = (staleness.max_staleness + 2) * self.groups_per_step
         if self.journal.max_groups < least:
             raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
+        if self.push.transport == "nccl" and self.trainer.device == "cpu":
+            raise ValueError("push.transport=nccl with trainer.device=cpu: NCCL moves memory of GPUs only; use transport auto or gloo, or device: cuda")
         if self.lease.silence_s <= self.lease.heartbeat_s:
             raise ValueError(f"lease.silence_s={self.lease.silence_s} is not more than heartbeat_s={self.lease.heartbeat_s}: every replica would count as gone; use several heartbeats")
         return self

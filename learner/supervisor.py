@@ -54,19 +54,19 @@ def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
 
 
 @contextmanager
-def claimed(run_dir: Path) -> Iterator[None]:
+def claimed(run_dir: Path, who: str = "learner") -> Iterator[None]:
     """Holds the run folder while the block runs, before anything in it is touched: a second learner would take the first one's
-    configuration and address from under it. Raises ValueError when another learner holds it, or when it cannot be made."""
+    configuration and address from under it. Raises ValueError when another such process holds it, or when it cannot be made."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir / "learner.lock").open("a")
+        lock = (run_dir / f"{who}.lock").open("a")
     except OSError as error:
         raise _unusable(run_dir, error) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"run_dir: {run_dir} is in use by another learner; stop that one, or use another run_dir") from None
+            raise ValueError(f"run_dir: {run_dir} is in use by another {who}; stop that one, or use another run_dir") from None
         yield
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import xxhash
 
+from protos.mistakes import one_line
+
 CONTRACT = "v1alpha1"
 _SAMPLE_BYTES = 1 << 20
 
@@ -71,4 +73,4 @@ def resolve_model(name: str) -> Path:
     try:
         return Path(snapshot_download(name))
     except Exception as error:  # the hub's client raises a dozen types; each means the same to the user
-        raise ValueError(f"model {name!r} is neither a folder nor could it be fetched from the hub: {type(error).__name__}: {error}") from error
+        raise ValueError(f"model {name!r} is neither a folder nor could it be fetched from the hub: {type(error).__name__}: {one_line(error)}; give a folder, or a hub id that can be reached from here") from error

@@ -201,7 +201,7 @@ class Journal(Appends):
             _write_buffers(self._file, buffers)
             faultpoints.point("before_fsync")
             os.fdatasync(self._file)
-        except OSError:
+        except Exception:
             os.ftruncate(self._file, self._durable)
             raise
         faultpoints.point("after_fsync")

@@ -135,7 +135,21 @@ def _parse(path: Path, number: int, line: str, prompt_field: str, id_field: str,
         raise ValueError(f"{where}: no field {prompt_field!r} (it has {', '.join(map(repr, record))}); name the field with data.prompt_field")
     messages = _messages(where, prompt_field, record.pop(prompt_field), suffix)
     prompt_id = _id(where, id_field, record, number)
+    if isinstance(record.get(id_field), int) and abs(record[id_field]) > 2**53:
+        record[id_field] = prompt_id  # ids are often hashes, and nobody calculates with them
+    _check_values(where, [record, messages, prompt_id])
     return Prompt(prompt_id=prompt_id, text=messages[-1]["content"], messages=messages, fields=record)
+
+
+def _check_values(where: str, value: Any) -> None:
+    """Raises ValueError for what would reach a scorer as something else, or not at all: records travel as doubles and UTF-8."""
+    if isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_values(where, inner)
+    elif isinstance(value, int) and abs(value) > 2**53:
+        raise ValueError(f"{where}: the number {value if abs(value) < 10**40 else f'of {value.bit_length()} bits'} lies beyond 2**53, and numbers travel as doubles; write it as a string")
+    elif isinstance(value, str) and not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"{where}: a string holds half of a surrogate pair, which is no character; correct {value[:40]!a}")
 
 
 def _messages(where: str, field: str, value: Any, suffix: str) -> tuple[Message, ...]:

@@ -30,7 +30,9 @@ class Transports:
 
 
 def transports_of(config: LearnerConfig) -> Transports:
-    """As configured, else nccl where the trainer runs on a GPU."""
+    """As configured, else nccl where the trainer runs on a GPU. Raises ValueError for nccl without one."""
+    if config.push.transport == "nccl" and config.trainer.device == "auto" and not has_gpu():
+        raise ValueError("push.transport=nccl with trainer.device=auto, but this machine has no NVIDIA GPU: NCCL moves memory of GPUs only; use transport auto or gloo")
     if config.push.transport != "auto":
         return Transports(preferred=_NAMES[config.push.transport], adapts=False)
     on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and has_gpu())
@@ -39,7 +41,7 @@ def transports_of(config: LearnerConfig) -> Transports:
 
 def has_gpu() -> bool:
     """Whether a trainer here would find a CUDA device, told without torch."""
-    return Path("/dev/nvidia0").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    return any(Path("/dev").glob("nvidia[0-9]*")) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def shared_device(device: str, trainer_devices: dict[int, str]) -> str:

@@ -3,6 +3,7 @@ exit code 2 (ValueError in Python), no traceback, nothing left running."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -232,8 +233,14 @@ def running_in(run_dir: Path, limit_s: float = 5.0) -> list[str]:
     """Command lines of processes that were started for this run folder and have not ended."""
     end = time.monotonic() + limit_s
     while True:
-        commands = [path.read_bytes().replace(b"\0", b" ").decode(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline") if path.is_file()]
-        found = [command for command in commands if str(run_dir) in command]
+        found = [command for command in map(command_line, Path("/proc").glob("[0-9]*/cmdline")) if str(run_dir) in command]
         if not found or time.monotonic() > end:
             return found
         time.sleep(0.1)
+
+
+def command_line(path: Path) -> str:
+    """Empty for a process that has ended meanwhile."""
+    with contextlib.suppress(OSError):
+        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""

@@ -121,18 +121,18 @@ async def test_an_update_mid_generation_draws_before_it_from_old_weights_and_aft
     engine: VllmEngine, weights: Weights
 ) -> None:
     old, old_version = reference.load(weights.served), engine.loaded_version
-    samples = [Sample(engine, PROMPT, f"long{i}", temperature=1.0, max_new_tokens=300, seed=i) for i in range(16)]
-    await asyncio.gather(*[sample.drawn(40) for sample in samples])
+    samples = [Sample(engine, PROMPT, f"long{i}", temperature=1.0, max_new_tokens=400, seed=i) for i in range(16)]
     version = await weights.stage()
+    await asyncio.gather(*[sample.drawn(40) for sample in samples])
     assert engine.loaded_version == old_version  # staging touches nothing
     await weights.commit(version)
     await asyncio.gather(*[sample.task for sample in samples])
     new = reference.load(weights.served)
     assert engine.last_commit == ("pause", "apply", "flush", "version", "resume")
     for sample in samples:
-        assert sample.last is not None and sample.last.finish == "length" and len(sample.ids) == 300
+        assert sample.last is not None and sample.last.finish == "length" and len(sample.ids) == 400
         before, after = sample.last.spans
-        assert (before.version, after.version, before.end, after.end) == (old_version, version, after.start, 300)
+        assert (before.version, after.version, before.end, after.end) == (old_version, version, after.start, 400)
         k = after.start
         assert largest_difference(sample.logprobs[:k], reference.logprobs(old, PROMPT, sample.ids)[:k]) < 1e-4
         assert largest_difference(sample.logprobs[k:], reference.logprobs(new, PROMPT, sample.ids)[k:]) < 1e-4

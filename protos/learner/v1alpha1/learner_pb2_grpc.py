@@ -71,7 +71,7 @@ class LearnerServiceServicer:
         down: Welcome first, then orders. A lost stream loses the leases it held (they are leased again).
         Attending again with the same replica_id and a higher incarnation replaces the older stream.
         Statuses: FAILED_PRECONDITION (a stranger: other run id, base weights, tokenizer, template or contract; final, the
-        message names both values), UNAVAILABLE (gateway restarting: attend again with the same replica_id), ALREADY_EXISTS
+        message names both values), UNAVAILABLE (gateway restarting, or no Hello within silence_s: attend again with the same replica_id), ALREADY_EXISTS
         (a newer incarnation took this replica_id: leave).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -81,7 +81,7 @@ class LearnerServiceServicer:
     def LeaseGroups(self, request, context):
         """Lends groups. Blocks until at least one may be opened or wait_s has passed (then empty). Not idempotent: a lease whose
         answer was lost lapses and is lent again.
-        Statuses: FAILED_PRECONDITION (replica does not attend: attend first).
+        Statuses: FAILED_PRECONDITION (replica does not attend: attend first), INVALID_ARGUMENT (wait_s is no time).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -277,3 +277,13 @@ def scratch(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 0xFF
     path.write_bytes(data)
+
+
+async def test_whatever_kept_an_entry_from_the_disk_is_told_to_those_who_wait_and_ends_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = opened(tmp_path)
+    monkeypatch.setattr(journal_module, "head", lambda *_: (_ for _ in ()).throw(MemoryError("no memory for the head")))
+    with pytest.raises(JournalFailed, match="MemoryError: no memory for the head"):
+        await asyncio.wait_for(journal.append({"n": 0}), 5)
+    with pytest.raises(JournalFailed):
+        await journal.append({"n": 1})
+    await journal.close()

@@ -86,6 +86,27 @@ def test_a_bad_line_is_named_with_field_and_way_out(tmp_path: Path, line: Any, w
         load_prompts(written(tmp_path, {"prompt": "a", "id": "one"}, line), id_field="id")
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ('"answer": 9007199254740993', "9007199254740993 lies beyond 2**53"),  # 2**53 + 1: a double holds 2**53
+        ('"answer": {"parts": [1, -1%s]}' % ("0" * 400), "lies beyond 2**53"),  # no double at all
+        ('"answer": "\\ud800"', "half of a surrogate pair"),
+    ],
+)
+def test_a_field_that_would_reach_the_scorer_as_something_else_is_refused(tmp_path: Path, fields: str, words: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "a", "answer": 9007199254740992}}\n{{"prompt": "b", {fields}}}\n')
+    with pytest.raises(ValueError, match="line 2") as caught:
+        load_prompts(file)
+    assert words in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_an_id_beyond_a_double_is_kept_as_text(tmp_path: Path) -> None:
+    (prompt,) = load_prompts(written(tmp_path, {"prompt": "a", "id": 2**60 + 1}), id_field="id")
+    assert prompt.prompt_id == prompt.fields["id"] == "1152921504606846977"
+
+
 def test_no_file_and_no_prompts_are_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist; give a JSONL file"):
         load_prompts(tmp_path / "none")
