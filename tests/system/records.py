@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from learner.gateway.cuts import all_marked, read_account
 from learner.gateway.segments import Entry, read_segment, segment_numbers, segment_path
@@ -28,7 +29,7 @@ def newest_step(run_dir: Path) -> int:
 def tensors_of(cut: Path) -> dict[str, torch.Tensor]:
     """Everything numeric that the ranks saved, whole, by name."""
     entries = dcp.FileSystemReader(cut).read_metadata().state_dict_metadata
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items() if hasattr(entry, "properties")}
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
     dcp.load(state, checkpoint_id=cut, no_dist=True)
     return state
 

@@ -18,7 +18,7 @@ from tests.system.records import account_by_steps, journal_records, newest_step,
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TIMES = ("time_s", "seconds", "push", "save", "version", "lineage", "trainer_idle_share", "trained_tokens_per_s", "generated_tokens_per_s", "checkpoint_failed")
-FEED = ("trainer_wait_s", "replica_idle_share", "num_open", "num_waiting", "oldest_open_s", "num_generated_tokens", "num_replicas", "num_leased")
+FEED = ("gateway_wait_s", "replica_idle_share", "num_replicas", "leased_groups", "open_groups", "waiting_groups", "oldest_open_s", "generated_tokens")
 
 
 def end_of(run: Run, name: str = "learner", limit_s: float = 120) -> int:
@@ -106,7 +106,7 @@ def test_what_was_submitted_since_the_cut_is_trained_and_not_generated_again(tmp
         run.start_reward()
         learner = run.start_learner(steps=14, staleness={"max_staleness": 2}, checkpoint={"every_steps": 4, "keep": 99}, trainer={"ranks": 2})
         replica = run.start_rollout("only")
-        wait_for("step 7, three past the cut", lambda: run.metrics() and run.metrics()[-1]["step"] == 7, limit_s=180, every_s=0.02, guard=run.learner_must_live)
+        reach(run, 7)  # three past the cut
         replica_pid = replica.process.pid
         os.kill(pids_running("learner.trainer", learner.process.pid)[1], signal.SIGKILL)
         assert end_of(run, limit_s=240) == 0, learner.tail()
@@ -132,13 +132,13 @@ def test_what_was_submitted_since_the_cut_is_trained_and_not_generated_again(tmp
 def test_ranks_that_torchrun_keeps_come_back_from_the_cut_and_finish(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
-        gateway = run.start_learner(arguments=["--gateway-only"], steps=10, checkpoint={"every_steps": 3})
+        run.start_learner(arguments=["--gateway-only"], steps=10, checkpoint={"every_steps": 3})
         run.start_rollout("only")
         run.services["learner"].must_live()
         ranks = run.start(
             "ranks", "torch.distributed.run --nproc-per-node 2 --max-restarts 2 --master-port 0 -m learner.trainer", run.learner_config, {}, address_file=False,
         )  # fmt: skip
-        wait_for("step 5", lambda: run.metrics() and run.metrics()[-1]["step"] >= 5, limit_s=180, guard=lambda: (ranks.must_live(), gateway.must_live())[0])
+        wait_for("step 5", lambda: run.metrics() and run.metrics()[-1]["step"] >= 5, limit_s=180, guard=ranks.must_live)
         trainers = [pid for pid in process_tree(ranks.process.pid) if b"learner.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes() and pid != ranks.process.pid]
         assert len(trainers) == 2
         os.kill(trainers[0], signal.SIGKILL)
@@ -162,6 +162,10 @@ def start_all(run: Run, **settings: Any) -> None:
     run.start_rollout("only")
 
 
+def reach(run: Run, step: int) -> None:
+    wait_for(f"step {step}", lambda: run.metrics() and run.metrics()[-1]["step"] >= step, limit_s=180, every_s=0.02, guard=run.learner_must_live)
+
+
 def plain(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without clocks, version numbers and what the replicas did meanwhile."""
     return [{name: value for name, value in line.items() if name not in TIMES and name not in FEED} for line in surviving(lines)]
@@ -178,7 +182,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path: Path, tiny_model: Path, st
     with running(tmp_path / "killed", tiny_model) as killed:
         start_all(killed, **settings)
         for step in (3, 5):
-            wait_for(f"step {step}", lambda step=step: killed.metrics() and killed.metrics()[-1]["step"] >= step, limit_s=180, every_s=0.02, guard=killed.learner_must_live)
+            reach(killed, step)
             whole_machine_dies(killed)
             start_all(killed)  # one command each; everything else is in the folder
         assert end_of(killed, limit_s=200) == 0, killed.services["learner"].tail()
