@@ -26,6 +26,7 @@ from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
 from learner.trainer.model import load_policy
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
@@ -99,6 +100,7 @@ def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
 def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.Event) -> int:
     """Sets everything up, trains, and ends in good order."""
     try:
+        objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
         policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
     except ValueError as error:
@@ -118,11 +120,12 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.
     parts = Parts(
         config=config,
         feed=feed,
+        objective=objective,
         policy=policy,
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
         saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
-        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=(config.algorithm.clip_low, config.algorithm.clip_high)),
+        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
         clock=Clock(),
         stop=stop,
     )

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from learner.config import LearnerConfig
-from learner.trainer import table
 from learner.trainer.checkpoint import Saver
 from learner.trainer.clock import Clock
 from learner.trainer.feed import Feed
 from learner.trainer.model import Policy
+from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Published, Publisher
 from learner.trainer.record import Recorder
@@ -27,6 +27,7 @@ class Parts:
 
     config: LearnerConfig
     feed: Feed
+    objective: Objective
     policy: Policy
     optimizer: Optimizer
     publisher: Publisher
@@ -54,9 +55,9 @@ def run(parts: Parts, step: int) -> End:
         if batch is None:
             return End(published=published, finished=True)
         with clock.time("train"):
-            minibatches = table.cut(batch.table, num_minibatches=config.optimizer.minibatches, normalize=config.algorithm.normalize)
+            minibatches = parts.objective.minibatches(batch.table, num=config.optimizer.minibatches)
             result = train_step(
-                parts.policy, parts.optimizer, batch.samples, minibatches, algorithm=config.algorithm, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix
+                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix
             )
         faultpoints.point("trainer_update")
         step, leaving = step + 1, any_rank(parts.stop.is_set())

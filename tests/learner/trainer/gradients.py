@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer, Update
 from learner.trainer.samples import Sample
-from learner.trainer.table import cut
 from learner.trainer.update import StepResult, train_step
 from tests.learner.trainer import rig
 
@@ -40,16 +41,16 @@ def owner_by(rule: str, sample: Sample, size: int) -> int:
 
 
 def gradients(
-    mesh: DeviceMesh, folder: Path, dtype: torch.dtype, *, row_tokens: int = 40, share_prefix: bool = True, owner: str = "groups", aggregation: str = "token_mean"
+    mesh: DeviceMesh, folder: Path, dtype: torch.dtype, *, row_tokens: int = 40, share_prefix: bool = True, owner: str = "groups", aggregation: str = "token_mean", algorithm: dict[str, Any] | None = None
 ) -> tuple[dict[str, Tensor], StepResult]:
     """Whole gradients of one batch of 3 groups of 4."""
     made = rig.samples(3, 4)
     policy = rig.policy(folder, mesh, dtype)
     optimizer = Keeping(policy.causal_lm.named_parameters(), OptimizerConfig())
     mine = [s for s in made if owner_by(owner, s, mesh.size()) == dist.get_rank()]
-    minibatches = cut(rig.entries(made), num_minibatches=1, normalize=True)
-    algorithm = AlgorithmConfig.model_validate({"aggregation": aggregation})
-    result = train_step(policy, optimizer, mine, minibatches, algorithm=algorithm, row_tokens=row_tokens, share_prefix=share_prefix)
+    objective = make_objective(AlgorithmConfig.model_validate({"aggregation": aggregation, **(algorithm or {})}), max_new_tokens=8)
+    minibatches = objective.minibatches(rig.entries(made), num=1)
+    result = train_step(policy, optimizer, mine, minibatches, objective=objective, row_tokens=row_tokens, share_prefix=share_prefix)
     return optimizer.gradients, result
 
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.mismatch import mismatch_summary
 from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.trainer.objective import make_objective
 from learner.trainer.packing import WeightedSample, pack
-from learner.trainer.table import cut
 from learner.trainer.update import train_step
 from tests.learner.trainer import rig
 from tests.learner.trainer.gradients import Keeping, gradients, on_two_ranks
@@ -45,7 +45,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: fl
 def by_hand(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """The same loss written out sample by sample on transformers' own model, without packing or sharding."""
     made = rig.samples(3, 4)
-    minibatch = cut(rig.entries(made), num_minibatches=1, normalize=True)[0]
+    minibatch = make_objective(AlgorithmConfig(), max_new_tokens=8).minibatches(rig.entries(made), num=1)[0]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     total = torch.zeros((), dtype=dtype)
     for sample in made:
@@ -111,7 +111,8 @@ def test_ratio_is_one_when_nothing_was_updated(folders: dict[str, Path], mesh: D
     made = [replace(s, behaviour=rig.reference_logprobs(folders["llama"], s)) for s in rig.samples(3, 4)]
     policy = rig.policy(folders["llama"], mesh)
     optimizer = Keeping(policy.causal_lm.named_parameters(), OptimizerConfig())
-    result = train_step(policy, optimizer, made, cut(rig.entries(made), num_minibatches=1, normalize=True), algorithm=AlgorithmConfig(), row_tokens=40, share_prefix=True)
+    objective = make_objective(AlgorithmConfig(), max_new_tokens=8)
+    result = train_step(policy, optimizer, made, objective.minibatches(rig.entries(made), num=1), objective=objective, row_tokens=40, share_prefix=True)
     assert result.sums["ratio"] / result.sums["targets"] == pytest.approx(1.0, abs=1e-5)
     assert float(mismatch_summary(result.log_ratio, clip_low=0.2, clip_high=0.28)["abs_max"]) < 1e-5
     assert result.sums["clipped_high"] == result.sums["clipped_low"] == 0

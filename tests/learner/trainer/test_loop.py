@@ -23,6 +23,7 @@ from learner.trainer.checkpoint import Saver, restore
 from learner.trainer.clock import Clock
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
@@ -69,7 +70,7 @@ def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path)
     writer = SnapshotWriter(policy.causal_lm, root=settings.run_dir / "snapshots", incarnation=7, served_dtype="float32", bucket_bytes=4096)
     pusher = Pusher(address=address, incarnation=7, rank=0, world_size=1, device=torch.device("cpu"), store_host="127.0.0.1")
     return loop.Parts(
-        config=settings, feed=feed, policy=policy, optimizer=optimizer, publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
+        config=settings, feed=feed, objective=make_objective(settings.algorithm, max_new_tokens=settings.sampling.max_new_tokens), policy=policy, optimizer=optimizer, publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
         saver=Saver(folder=settings.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
         recorder=Recorder(settings.run_dir, active=True, clip=(0.2, 0.28)), clock=Clock(), stop=threading.Event(),
     )  # fmt: skip
