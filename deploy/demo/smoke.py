@@ -20,6 +20,7 @@ from deploy.report import write as write_report
 from deploy.schema import RunFile, load
 from deploy.services import write_atomically
 from learner.gateway.rendering import stop_ids
+from learner.presets import PRESETS
 
 NUM_HELD_OUT = 200
 NUM_TRAINING = 4000
@@ -41,6 +42,8 @@ def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None], algorithm:
         on_event(f"{run_dir} holds a finished run; give another --run-dir for a new one")
         return dict(json.loads(result.read_text()))
     digits = sorting.held_out(NUM_HELD_OUT, seed=seed)
+    if algorithm not in PRESETS:
+        raise ValueError(f"algorithm {algorithm} is not a preset; choose one of {', '.join(PRESETS)}")
     if not (run_dir / "run.yaml").is_file():
         prepare(run_dir, digits, seed, algorithm, on_event)
     run_file = load(run_dir / "run.yaml")

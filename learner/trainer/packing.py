@@ -64,8 +64,9 @@ class Row:
 
     def to(self, device: torch.device) -> Row:
         """The same row on a device."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Row(**{name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value for name, value in values.items()})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value for name, value in values.items()}
+        return Row(**moved)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,4 +187,4 @@ def dummy_row() -> Row:
     zero = torch.zeros(1, dtype=torch.int64)
     none, none_float = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
     empty: dict[str, Any] = {"query": none, "target": none, "behaviour": none_float, "advantage": none_float, "sequence_tokens": none, "sequence": none, "num_sequences": 0, "staleness": none}
-    return Row(ids=zero, position=zero, document=zero, branch=zero, **empty, **_nothing_chosen(0))
+    return Row(ids=zero, position=zero, document=zero, branch=zero, **{**empty, **_nothing_chosen(0)})

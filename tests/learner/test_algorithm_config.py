@@ -57,7 +57,7 @@ def test_a_correction_can_be_switched_off() -> None:
     assert learner({"name": "rloo", "correction": None}).algorithm.correction is None
 
 
-CONTRADICTIONS = {
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an option that the kind does not read": ({"loss": {"kind": "sapo", "clip_low": 0.2}}, {}, "clip_low"),
     "an unknown kind": ({"loss": {"kind": "magic"}}, {}, "magic"),
     "a dual clip that would clip everything": ({"loss": {"dual_clip": 1.0}}, {}, "greater than 1"),

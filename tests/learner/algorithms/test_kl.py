@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_k1_and_k3_have_the_mean_of_the_divergence(logits: list[tuple[float, flo
         assert float((torch.softmax(z, 0) * estimator(d)).sum()) == pytest.approx(float(exact(z, q)), abs=1e-9)
 
 
-def mean_gradient(logits: list[tuple[float, float]], sampler: Tensor | None, **choice: str) -> list[float]:
+def mean_gradient(logits: list[tuple[float, float]], sampler: Tensor | None, **choice: Any) -> list[float]:
     """Gradient of kl_loss averaged over tokens drawn from `sampler` (None: from the policy itself)."""
     q = torch.log_softmax(slopes.vector([b for _, b in logits]), 0)
 

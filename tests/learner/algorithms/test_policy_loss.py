@@ -84,8 +84,8 @@ def test_it_is_the_formula_written_out(tokens: list[tuple[float, float]], dual: 
         r = math.exp(d)
         loss = -min(r * a, min(max(r, 0.8), 1.28) * a)
         expected.append(min(loss, dual * abs(a)) if dual and a < 0 else loss)
-    d, a = slopes.vector([t[0] for t in tokens]), slopes.vector([t[1] for t in tokens])
-    assert clipped_policy_loss(d, torch.zeros_like(d), a, clip_low=0.2, clip_high=0.28, dual_clip=dual)[0].tolist() == pytest.approx(expected, abs=1e-12)
+    log_ratio, advantage = slopes.vector([t[0] for t in tokens]), slopes.vector([t[1] for t in tokens])
+    assert clipped_policy_loss(log_ratio, torch.zeros_like(log_ratio), advantage, clip_low=0.2, clip_high=0.28, dual_clip=dual)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_gradient_is_that_of_finite_differences_off_the_corners() -> None:

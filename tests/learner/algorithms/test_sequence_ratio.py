@@ -67,10 +67,13 @@ def test_the_geometric_mean_clips_tokens_on_the_side_that_ppo_would() -> None:
 @given(st.lists(slopes.log_ratios, min_size=3, max_size=3), st.sampled_from([0.0, 1.0, -1.0]))
 def test_huge_differences_stay_finite_in_value_and_gradient(log_ratio: list[float], advantage: float) -> None:
     # faults.md 46, 85: bounded in log space
-    for function in (
-        lambda p: gspo(p, [advantage] * 3, old=0.0)[0],
-        lambda p: geometric_mean_loss(p, torch.zeros_like(p), slopes.vector([advantage] * 3), SEQUENCE, num_sequences=2, clip_log=0.4)[0],
-    ):
+    def sequence_level(p: Tensor) -> Tensor:
+        return gspo(p, [advantage] * 3, old=0.0)[0]
+
+    def geometric(p: Tensor) -> Tensor:
+        return geometric_mean_loss(p, torch.zeros_like(p), slopes.vector([advantage] * 3), SEQUENCE, num_sequences=2, clip_log=0.4)[0]
+
+    for function in (sequence_level, geometric):
         gradient = slopes.vector(slopes.slope(function, log_ratio))
         assert slopes.finite(function(slopes.vector(log_ratio))) and slopes.finite(gradient)
         if advantage == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from torch import Tensor
 
 from learner.algorithms.value_loss import clipped_value_loss
 from tests.learner.algorithms import slopes
@@ -18,7 +19,7 @@ from tests.learner.algorithms import slopes
     ],
 )
 def test_the_larger_of_plain_and_clipped(value: float, loss: float, gradient: float) -> None:
-    def function(v):
+    def function(v: Tensor) -> Tensor:
         return clipped_value_loss(v, slopes.vector([1.0]), slopes.vector([2.0]), clip=0.2)[0]
 
     assert float(function(slopes.vector([value]))) == pytest.approx(loss)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.algorithm_config import AlgorithmConfig
+from learner.config import OptimizerConfig
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer, Update
 from learner.trainer.samples import Sample

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
 
+from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.mismatch import mismatch_summary
-from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.config import OptimizerConfig
 from learner.trainer.objective import make_objective
 from learner.trainer.packing import WeightedSample, pack
 from learner.trainer.update import train_step
