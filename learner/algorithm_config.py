@@ -164,15 +164,35 @@ class KlConfig(Section):
     estimator: Literal["k1", "k2", "k3"] = "k3"
     gradient: Literal["plain", "straight_through", "importance"] = "straight_through"
     where: Literal["loss", "reward"] = "loss"
-    reference: Literal["behaviour"] = Field("behaviour", description="behaviour: the policy that drew the token, which costs no second model")
+    reference: Literal["behaviour", "frozen", "periodic", "ema"] = Field(
+        "behaviour", description="behaviour: the policy that drew the token, which costs no second model; frozen: `model`; periodic: the policy of some steps ago; ema: its moving average"
+    )
+    model: str | None = Field(None, description="of frozen; None: the model that the run starts from")
+    every_steps: Count | None = Field(None, description="of periodic: steps between two copies of the policy")
+    decay: float | None = Field(None, gt=0, lt=1, description="of ema, a step")
+    offload: bool = Field(True, description="the second model waits in CPU memory between its passes")
 
     @model_validator(mode="after")
     def _contradictions(self) -> KlConfig:
         if self.where == "loss" and self.estimator == "k1" and self.gradient == "plain":
             raise ValueError("algorithm.kl: estimator=k1 with gradient=plain in the loss has a gradient of mean 0 and pulls nowhere; use gradient=straight_through, or where=reward")
+        for key, owner in (("model", "frozen"), ("every_steps", "periodic"), ("decay", "ema")):
+            if getattr(self, key) is not None and self.reference != owner:
+                raise ValueError(f"algorithm.kl.{key}={getattr(self, key)} with reference={self.reference}: only reference={owner} reads it; leave it out")
+        if (self.reference == "periodic" and self.every_steps is None) or (self.reference == "ema" and self.decay is None):
+            raise ValueError(f"algorithm.kl.reference={self.reference} needs {'every_steps' if self.reference == 'periodic' else 'decay'}; set it, for instance {'50' if self.reference == 'periodic' else '0.99'}")
+        if self.where == "reward" and self.gradient != "straight_through":
+            raise ValueError(f"algorithm.kl.gradient={self.gradient} with where=reward: a reward has no gradient; leave gradient out")
         if self.where == "reward" and self.reference == "behaviour":
             raise ValueError("algorithm.kl: where=reward with reference=behaviour is 0 for every token that was just drawn; use where=loss")
         return self
+
+
+class TeacherConfig(Section):
+    """The model that `advantage.kind: teacher` learns from."""
+
+    model: str = Field(description="Hugging Face folder or hub id, of the policy's vocabulary")
+    offload: bool = Field(True, description="the teacher waits in CPU memory between its passes")
 
 
 class OverlongConfig(Section):
@@ -186,7 +206,6 @@ PresetName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_ba
 _MISSING = {
     "gae": "needs a critic that predicts returns, and the trainer has no critic role; use a group's baseline instead, such as name=grpo or advantage.kind=leave_one_out",
     "greedy_baseline": "needs the reward of a greedy answer to each prompt, and a lease asks for samples of one temperature only; use advantage.kind=leave_one_out, whose baseline costs no further sample",
-    "teacher": "needs a teacher's log-probs of each token, and the trainer has no teacher role; use a reward and name=grpo",
 }
 
 
@@ -204,6 +223,7 @@ class AlgorithmConfig(Section):
     correction: CorrectionConfig | None = None
     kl: KlConfig | None = None
     entropy_bonus: float = Field(0.0, ge=0, description="coefficient of the mean entropy of trained tokens; above 0 costs time and memory")
+    teacher: TeacherConfig | None = None
     truncated: Literal["train", "mask"] = Field("train", description="mask: a sample cut off at the length limit counts for its group's statistics and trains nothing")
     overlong: OverlongConfig | None = None
 
@@ -217,6 +237,8 @@ class AlgorithmConfig(Section):
         missing = _MISSING.get(self.advantage.kind)
         if missing:
             raise ValueError(f"algorithm.name={self.name}: advantage.kind={self.advantage.kind} {missing}")
+        if (self.advantage.kind == "teacher") != (self.teacher is not None):
+            raise ValueError(f"algorithm.name={self.name}: advantage.kind={self.advantage.kind} with algorithm.teacher={'set' if self.teacher else 'not set'}; a teacher goes with advantage.kind=teacher (name=opd) and is needed there: teacher: {{model: FOLDER}}")
         if self.norm_tokens is not None and self.aggregation != "sequence_sum":
             raise ValueError(f"algorithm.norm_tokens={self.norm_tokens} with aggregation={self.aggregation}: only sequence_sum divides by a constant; leave it out")
         if self.loss.kind == "reinforce" and self.old_policy != "behaviour":
@@ -234,7 +256,7 @@ class AlgorithmConfig(Section):
     @property
     def trains_all(self) -> bool:
         """Whether a sample of advantage 0 has a gradient too."""
-        return self.kl is not None or self.entropy_bonus > 0 or self.loss.kind == "custom"
+        return self.kl is not None or self.teacher is not None or self.entropy_bonus > 0 or self.loss.kind == "custom"
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:

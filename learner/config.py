@@ -155,6 +155,8 @@ class LearnerConfig(Section):
             raise ValueError("filter.zero_signal=true with sampling.group_size=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
         if algorithm.advantage.kind == "pass_at_k" and algorithm.advantage.k > sampling.group_size:
             raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than sampling.group_size={sampling.group_size}: no subset of k exists; use a smaller k")
+        if kind == "teacher" and self.filter.zero_signal:
+            raise ValueError("filter.zero_signal=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
         if kind == "several_rewards" and self.filter.zero_signal:
             raise ValueError("filter.zero_signal=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
         if kind == "several_rewards" and self.control == "shuffled_rewards":

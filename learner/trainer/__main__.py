@@ -22,6 +22,7 @@ from learner.config import LearnerConfig
 from learner.process import complain, die_with_parent, log_to_stderr, read_config
 from learner.trainer.checkpoint import Saver, restore
 from learner.trainer.clock import Clock
+from learner.trainer.companions import followed, load_companions
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
@@ -103,6 +104,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.
         objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
         policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
+        companions = load_companions(config, policy, model_dir, world)
     except ValueError as error:
         return complain(str(error))
     address = gateway_address(config.run_dir)
@@ -110,7 +112,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.
     registration = feed.register(world.size)
     torch.manual_seed(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer)
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions))
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     writer = SnapshotWriter(
@@ -121,10 +123,11 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.
         config=config,
         feed=feed,
         objective=objective,
+        companions=companions,
         policy=policy,
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions)),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
         clock=Clock(),
         stop=stop,

@@ -39,6 +39,7 @@ _PLAIN: Mapping[str, AdvantageFunction] = {
     "group_then_batch": partial(batch_advantages, group_baseline=True),
     "length_weighted": lambda groups: [length_weighted_advantages(group.rewards, group.num_tokens) for group in groups],
     "gpg": gpg_advantages,
+    "teacher": lambda groups: [torch.zeros_like(group.rewards) for group in groups],  # given token by token, in objective.py
     "best_of_group": lambda groups: [best_of_group_advantages(group.rewards) for group in groups],
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from learner.config import LearnerConfig
 from learner.trainer.checkpoint import Saver
 from learner.trainer.clock import Clock
+from learner.trainer.companion import Companion
 from learner.trainer.feed import Feed
 from learner.trainer.model import Policy
 from learner.trainer.objective import Objective
@@ -29,6 +32,7 @@ class Parts:
     feed: Feed
     objective: Objective
     policy: Policy
+    companions: Mapping[Literal["reference", "teacher"], Companion]  # second models, empty for most algorithms
     optimizer: Optimizer
     publisher: Publisher
     saver: Saver
@@ -57,10 +61,12 @@ def run(parts: Parts, step: int) -> End:
         with clock.time("train"):
             minibatches = parts.objective.minibatches(batch.table, num=config.optimizer.minibatches)
             result = train_step(
-                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix
+                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix, companions=parts.companions
             )
         faultpoints.point("trainer_update")
         step, leaving = step + 1, any_rank(parts.stop.is_set())
+        for companion in parts.companions.values():
+            companion.follow(parts.policy, step)
         will_save = leaving or save_is_due(step, every_steps=config.checkpoint.every_steps, last_step=config.steps)
         with clock.time("snapshot"):
             published = parts.publisher.publish(step, will_save=will_save)

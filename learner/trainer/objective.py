@@ -29,8 +29,9 @@ from learner.algorithms.aggregation import sequence_mean, sequence_sum, token_me
 from learner.algorithms.cispo import cispo_loss
 from learner.algorithms.correction import bounded_weight, leveled_ratio, veto
 from learner.algorithms.covariance import kl_cov_loss, without_gradient
+from learner.algorithms.distillation import distillation_advantages
 from learner.algorithms.divergence_loss import binary_kl, binary_total_variation, divergence_loss
-from learner.algorithms.kl import kl_loss
+from learner.algorithms.kl import kl_loss, kl_penalty_to_go
 from learner.algorithms.policy_loss import clipped_policy_loss
 from learner.algorithms.proximal import log_linear_proximal
 from learner.algorithms.reinforce import reinforce_loss
@@ -68,9 +69,9 @@ class Objective:
         if self.config.correction is not None:
             weight = _weight(self.config.correction, tokens, self._start(row, logprob), row)
             losses, sums = losses * weight, sums | {"correction_weight": weight.sum(), "corrected_away": (weight == 0).sum()}
-        if self.config.kl is not None:
-            kl = self.config.kl
-            value = kl_loss(logprob, row.behaviour, estimator=kl.estimator, gradient=kl.gradient, log_ratio=logprob - row.behaviour)
+        kl = self.config.kl
+        if kl is not None and kl.where == "loss":
+            value = kl_loss(logprob, _reference(row), estimator=kl.estimator, gradient=kl.gradient, log_ratio=logprob - row.behaviour)
             losses, sums = losses + kl.coefficient * value, sums | {"kl": value.detach().sum()}
         if entropy is not None:
             losses, sums = losses - self.config.entropy_bonus * entropy, sums | {"entropy": entropy.detach().sum()}
@@ -88,8 +89,19 @@ class Objective:
         else:
             old = row.behaviour
         return Tokens(
-            logprob=logprob, old=old, behaviour=row.behaviour, advantage=row.advantage, sequence=row.sequence, num_sequences=row.num_sequences, selected=row.selected
+            logprob=logprob, old=old, behaviour=row.behaviour, advantage=self._advantage(row, logprob), sequence=row.sequence, num_sequences=row.num_sequences, selected=row.selected
         )  # fmt: skip
+
+    def _advantage(self, row: Row, logprob: Tensor) -> Tensor:
+        """The sample's advantage, and what a teacher or a KL in the reward says of each token."""
+        advantage, kl = row.advantage, self.config.kl
+        if row.teacher is not None:
+            advantage = advantage + distillation_advantages(logprob, row.teacher)
+        if kl is not None and kl.where == "reward":
+            advantage = advantage + kl_penalty_to_go(
+                row.behaviour, _reference(row), row.sequence, num_sequences=row.num_sequences, coefficient=kl.coefficient, estimator=kl.estimator
+            )  # fmt: skip
+        return advantage
 
     def _aggregate(self, losses: Tensor, row: Row, counts: Counts) -> Tensor:
         if self.config.aggregation == "token_mean":
@@ -97,6 +109,10 @@ class Objective:
         if self.config.aggregation == "sequence_mean":
             return sequence_mean(losses, row.sequence_tokens, num_sequences=counts.num_sequences)
         return sequence_sum(losses, num_sequences=counts.num_sequences, norm_tokens=self.config.norm_tokens or self.max_new_tokens)
+
+
+def _reference(row: Row) -> Tensor:
+    return row.behaviour if row.reference is None else row.reference
 
 
 def make_objective(config: AlgorithmConfig, *, max_new_tokens: int) -> Objective:

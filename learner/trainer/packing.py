@@ -56,6 +56,8 @@ class Row:
     staleness: Tensor  # int64 [num_targets], in steps
     kept: Tensor  # bool [num_targets], False: masked by a choice over the whole batch
     selected: Tensor  # bool [num_targets], True: held back by a choice over the whole batch
+    reference: Tensor | None = None  # float32 [num_targets], log-probs of the KL's reference model; None: there is none
+    teacher: Tensor | None = None  # float32 [num_targets], log-probs of the teacher; None: there is none
     start: Tensor | None = None  # float32 [num_targets], log-probs at the start of the step; None: not computed apart
 
     @property

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.trainer.companion import Companion
 from learner.trainer.model import Policy
 from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer, Update
@@ -38,14 +40,21 @@ class StepResult:
 
 
 def train_step(
-    policy: Policy, optimizer: Optimizer, samples: Sequence[Sample], minibatches: Sequence[Minibatch], *, objective: Objective, row_tokens: int, share_prefix: bool
-) -> StepResult:
-    """Trains on this rank's samples; collective. Samples that no minibatch gives an advantage are not computed: their gradient is 0."""
+    policy: Policy, optimizer: Optimizer, samples: Sequence[Sample], minibatches: Sequence[Minibatch], *, objective: Objective, row_tokens: int, share_prefix: bool,
+    companions: Mapping[Literal["reference", "teacher"], Companion] = {},
+) -> StepResult:  # fmt: skip
+    """Trains on this rank's samples; collective. Samples that no minibatch gives an advantage are not computed: their gradient is 0.
+
+    companions: second models, whose log-probs go into the row's field of the same name.
+    """
     held = {(sample.group_id, sample.sample_index): sample for sample in samples}
     device = next(policy.parameters()).device
     packed = [_pack(minibatch, held, row_tokens, share_prefix) for minibatch in minibatches]
     num_rows = _largest([len(rows) for rows in packed])
     padded = [[row.to(device) for row in [*rows, *[dummy_row()] * (count - len(rows))]] for rows, count in zip(packed, num_rows, strict=True)]
+    for name, companion in companions.items():
+        judged = companion.logprobs(padded)
+        padded = [[_with(row, name, value) for row, value in zip(part, values, strict=True)] for part, values in zip(padded, judged, strict=True)]
     padded = select(_with_start(policy, padded, objective), objective.config, _concatenated)
     tally = _Tally()
     updates: list[Update] = []
@@ -56,6 +65,10 @@ def train_step(
             tally.add(_backward(policy, row, minibatch.counts, objective), first=not updates)
         updates.append(optimizer.update())
     return tally.result(updates, num_minibatches=len(minibatches))
+
+
+def _with(row: Row, name: Literal["reference", "teacher"], value: Tensor) -> Row:
+    return replace(row, reference=value) if name == "reference" else replace(row, teacher=value)
 
 
 def _with_start(policy: Policy, rows: Sequence[Sequence[Row]], objective: Objective) -> list[list[Row]]:

@@ -11,7 +11,8 @@ from learner.algorithm_config import ClipLoss, GroupAdvantage
 from learner.config import LearnerConfig
 from learner.presets import PRESETS, merged
 
-TRAINS = sorted(PRESETS.keys() - {"ppo", "remax", "opd"})
+TEACHER = {"teacher": {"model": "t"}}
+TRAINS = sorted(PRESETS.keys() - {"ppo", "remax"})
 
 
 def learner(algorithm: dict[str, Any], **more: Any) -> LearnerConfig:
@@ -26,11 +27,11 @@ def test_the_default_is_grpo() -> None:
 
 @pytest.mark.parametrize("name", TRAINS)
 def test_a_resolved_preset_reads_back_as_itself(name: str) -> None:
-    made = learner({"name": name})
+    made = learner({"name": name, **(TEACHER if name == "opd" else {})})
     assert LearnerConfig.model_validate_json(made.model_dump_json()) == made
 
 
-@pytest.mark.parametrize(("name", "missing"), [("ppo", "no critic role"), ("remax", "greedy answer"), ("opd", "no teacher role")])
+@pytest.mark.parametrize(("name", "missing"), [("ppo", "no critic role"), ("remax", "greedy answer"), ("opd", "needed there")])
 def test_a_preset_without_its_role_is_refused_by_name_with_the_reason(name: str, missing: str) -> None:
     with pytest.raises(ValidationError, match=f"algorithm.name={name}: .*{missing}"):
         learner({"name": name})
@@ -69,6 +70,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "bounds the wrong way round": ({"old_policy": "recomputed", "correction": {"mode": "mask", "low": 3, "high": 2}}, {}, "no ratio would be inside"),
     "a pull to nowhere": ({"kl": {"coefficient": 0.1, "estimator": "k1", "gradient": "plain"}}, {}, "pulls nowhere"),
     "a reward that is 0": ({"kl": {"coefficient": 0.1, "where": "reward"}}, {}, "use where=loss"),
+    "a teacher that nobody hears": (TEACHER, {}, "goes with advantage.kind=teacher"),
+    "a teacher beside a filter by reward": ({"name": "opd", **TEACHER}, {"filter": {"zero_signal": True}}, "judges groups of equal rewards"),
+    "a decay of a copy": ({"kl": {"coefficient": 0.1, "reference": "periodic", "every_steps": 5, "decay": 0.9}}, {}, "only reference=ema reads it"),
+    "an average without a decay": ({"kl": {"coefficient": 0.1, "reference": "ema"}}, {}, "needs decay"),
+    "a gradient of a reward": ({"kl": {"coefficient": 0.1, "reference": "frozen", "where": "reward", "gradient": "plain"}}, {}, "a reward has no gradient"),
     "a group of one": ({}, {"sampling": {"group_size": 1}, "filter": {"min_usable": 1}}, "a group of one has no spread"),
     "a filter that drops every group": ({"name": "reinforce_pp"}, {"sampling": {"group_size": 1}, "filter": {"min_usable": 1, "zero_signal": True}}, "every group would be dropped"),
     "a subset larger than the group": ({"advantage": {"kind": "pass_at_k", "k": 9}}, {}, "k=9 is more than"),
