@@ -19,6 +19,14 @@ from learner.trainer.samples import Sample
 from learner.trainer.update import StepResult, train_step
 from tests.learner.trainer import rig
 
+# Choices over the whole batch: ranks must make the same ones, and those that one rank would make.
+BATCH_WIDE: dict[str, dict[str, Any]] = {
+    "m2po": {"correction": {"mode": "reject", "low": 0.0, "high": 1e6, "second_moment": 0.5}},
+    "clip_cov": {"loss": {"kind": "clip_cov", "share": 0.2, "covariance_low": -1.0}},
+    "kl_cov": {"loss": {"kind": "kl_cov", "share": 0.2}},
+    "gspo": {"name": "gspo"},
+}
+
 
 class Keeping(Optimizer):
     """Keeps the gradients instead of stepping."""
@@ -63,5 +71,9 @@ def on_two_ranks(mesh: DeviceMesh, folders: dict[str, Path], out: Path) -> None:
             grads, result = gradients(mesh, folders[name], dtype, owner=owner)
             results[f"{name} {owner}"] = grads
             results[f"{name} {owner} loss"] = {"loss": torch.tensor(result.loss, dtype=torch.float64), "log_ratio": result.log_ratio.sort().values}
+    for name, algorithm in BATCH_WIDE.items():
+        grads, result = gradients(mesh, folders["gpt2"], torch.float64, owner="lopsided", algorithm=algorithm)
+        results[name] = grads
+        results[f"{name} loss"] = {"loss": torch.tensor(result.loss, dtype=torch.float64)}
     if dist.get_rank() == 0:
         torch.save(results, out)

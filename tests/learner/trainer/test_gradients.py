@@ -19,7 +19,7 @@ from learner.trainer.objective import make_objective
 from learner.trainer.packing import WeightedSample, pack
 from learner.trainer.update import train_step
 from tests.learner.trainer import rig
-from tests.learner.trainer.gradients import Keeping, gradients, on_two_ranks
+from tests.learner.trainer.gradients import BATCH_WIDE, Keeping, gradients, on_two_ranks
 
 EXACT = {"gpt2": (torch.float64, 1e-10), "llama": (torch.float32, 1e-5)}  # relative to the largest gradient
 
@@ -88,6 +88,12 @@ def test_two_ranks_give_the_gradient_of_one_however_samples_are_dealt(folders: d
             numbers = results[f"{name} {owner} loss"]
             assert float(numbers["loss"]) == pytest.approx(result.loss, rel=1e-6)
             torch.testing.assert_close(numbers["log_ratio"], result.log_ratio.sort().values, atol=1e-5, rtol=0)
+    plain, _ = gradients(mesh, folders["gpt2"], torch.float64)
+    for name, algorithm in BATCH_WIDE.items():
+        one, result = gradients(mesh, folders["gpt2"], torch.float64, algorithm=algorithm)
+        assert_same(results[name], one, 1e-9)
+        assert float(results[f"{name} loss"]["loss"]) == pytest.approx(result.loss, rel=1e-9)
+        assert any(not torch.equal(one[key], plain[key]) for key in one), name  # the choice does choose something
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "untied"])
