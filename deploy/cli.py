@@ -350,14 +350,15 @@ def demo(
 def smoke(
     run_dir: RunDir = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of model, data, sampling and training.")] = 0,
+    algorithm: Annotated[str, typer.Option(help="Preset: docs/algorithms.md lists them.")] = "grpo",
 ) -> None:
     """The demo on a tiny model that sorts digits: all services, real engine, under two minutes.
 
-    Example: headrace smoke
+    Example: headrace smoke --algorithm gspo --seed 1
     """
     from deploy.demo.smoke import run
 
-    _finish(run(_run_dir(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True)))
+    _finish(run(_run_dir(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm))
 
 
 def _run_dir(given: Path | None, command: str) -> Path:

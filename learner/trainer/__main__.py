@@ -23,10 +23,12 @@ from learner.config import LearnerConfig
 from learner.process import complain, die_with_parent, log_to_stderr, next_incarnation, read_config
 from learner.trainer.checkpoint import Saver, restore
 from learner.trainer.clock import Clock
+from learner.trainer.companions import followed, load_companions
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
 from learner.trainer.model import load_policy
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
@@ -104,8 +106,10 @@ def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
 def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, stop: threading.Event) -> int:
     """Sets everything up, trains, and ends in good order."""
     try:
+        objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
         policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
+        companions = load_companions(config, policy, model_dir, world)
     except ValueError as error:
         return complain(str(error))
     address = gateway or gateway_address(config.run_dir)
@@ -113,7 +117,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     registration = feed.register(world.size)
     torch.manual_seed(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer)
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions))
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     writer = SnapshotWriter(
@@ -123,11 +127,13 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     parts = Parts(
         config=config,
         feed=feed,
+        objective=objective,
+        companions=companions,
         policy=policy,
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
-        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=(config.algorithm.clip_low, config.algorithm.clip_high)),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions)),
+        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
         clock=Clock(),
         stop=stop,
     )

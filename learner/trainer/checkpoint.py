@@ -14,7 +14,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,13 @@ from protos import faultpoints
 _LOG = logging.getLogger("headrace.learner.checkpoint")
 
 
-def training_state(model: nn.Module, optimizer: Optimizer, policy_step: int) -> dict[str, Any]:
-    """Everything a cut holds, as tensors that share memory with the live ones (loading writes into them)."""
+def training_state(model: nn.Module, optimizer: Optimizer, policy_step: int, reference: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Everything a cut holds, as tensors that share memory with the live ones (loading writes into them).
+
+    reference: weights of a KL reference that follows the policy; None or empty: there is none.
+    """
     return {
+        **({"reference": dict(reference)} if reference else {}),
         "model": {name: parameter.detach() for name, parameter in model.named_parameters()},
         "optimizer": optimizer.state(),
         "counters": {name: torch.tensor(value) for name, value in _counters(optimizer, policy_step).items()},
@@ -75,12 +79,12 @@ def set_random_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def restore(folder: Path, model: nn.Module, optimizer: Optimizer) -> int:
+def restore(folder: Path, model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor] | None = None) -> int:
     """Loads a cut into model and optimizer, at any world size; its policy step. Collective.
 
     Ranks beyond the number that saved keep the random state they have.
     """
-    state = training_state(model, optimizer, 0)
+    state = training_state(model, optimizer, 0, reference)
     saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     own = f"random.rank-{dist.get_rank()}.torch"
     if own not in saved:
@@ -113,9 +117,10 @@ class SaveReport:
 class Saver:
     """Saves cuts one after another in a thread of its own. Example: `saver.start(policy_step=10)`, later `saver.wait()`."""
 
-    def __init__(self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save) -> None:
-        """Collective: makes the process group that saves use, so that they never mix with training's collectives."""
+    def __init__(self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save, reference: Callable[[], Mapping[str, Tensor]] = dict) -> None:
+        """Collective: makes the process group that saves use, so that they never mix with training's collectives. reference: its weights now, see training_state."""
         self._folder, self._model, self._optimizer, self._feed, self._write = folder, model, optimizer, feed, write
+        self._reference = reference
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self.report = SaveReport()
@@ -124,7 +129,7 @@ class Saver:
         """Copies the state and returns; a save still running is waited for first."""
         started = time.monotonic()
         self.wait()
-        state = _copy(training_state(self._model, self._optimizer, policy_step))
+        state = _copy(training_state(self._model, self._optimizer, policy_step, self._reference()))
         self._thread = threading.Thread(target=self._save, args=(policy_step, state, started, time.monotonic() - started), name="save", daemon=True)
         self._thread.start()
 
