@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from learner.config import LearnerConfig
 from learner.process import complain, die_with_parent, log_to_stderr, next_incarnation, read_config
-from learner.trainer.checkpoint import Saver, restore
+from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions
 from learner.trainer.export import export
@@ -115,7 +115,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     address = gateway or gateway_address(config.run_dir)
     feed = Feed(address, incarnation=world.incarnation, rank=world.rank)
     registration = feed.register(world.size)
-    torch.manual_seed(config.seed + world.rank)
+    seed_all(config.seed + world.rank)
     if registration.cut_dir:
         restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions))
         if restored != registration.policy_step:

@@ -51,6 +51,13 @@ def _counters(optimizer: Optimizer, policy_step: int) -> dict[str, int]:
     return {"policy_step": policy_step, "updates": optimizer.num_updates, "skipped": optimizer.num_skipped}
 
 
+def seed_all(seed: int) -> None:
+    """Every generator that random_state saves begins from the run's seed; a restore comes after it, never before."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def random_state() -> dict[str, Tensor]:
     """State of every generator of this process as integer tensors."""
     version, words, gauss = random.getstate()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.system.harness import Run, pids_running, process_tree, running, wait_for
 from tests.system.records import account_by_steps, journal_records, newest_step, tensors_of
@@ -136,7 +137,7 @@ def test_ranks_that_torchrun_keeps_come_back_from_the_cut_and_finish(tmp_path: P
         run.start_rollout("only")
         run.services["learner"].must_live()
         ranks = run.start(
-            "ranks", "torch.distributed.run --nproc-per-node 2 --max-restarts 2 --master-port 0 -m learner.trainer", run.learner_config, {}, address_file=False,
+            "ranks", "torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 -m learner.trainer", run.learner_config, {}, address_file=False,
         )  # fmt: skip
         wait_for("step 5", lambda: run.metrics() and run.metrics()[-1]["step"] >= 5, limit_s=180, guard=ranks.must_live)
         trainers = [pid for pid in process_tree(ranks.process.pid) if b"learner.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes() and pid != ranks.process.pid]
@@ -216,4 +217,5 @@ def test_the_command_that_lists_and_verifies_reads_a_real_run(tmp_path: Path, ti
     out = tmp_path / "out"
     ran = subprocess.run([sys.executable, "-m", "deploy.cli", "export", str(run.run_dir), str(out)], capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
     assert ran.returncode == 0, ran.stderr
-    assert (out / "model.safetensors").stat().st_size == (run.run_dir / "model" / "model.safetensors").stat().st_size
+    exported, written = load_file(out / "model.safetensors"), load_file(run.run_dir / "model" / "model.safetensors")
+    assert exported.keys() == written.keys() and all(exported[name].equal(written[name]) for name in written)
