@@ -46,7 +46,7 @@ LEARNER: list[tuple[Changes, tuple[str, ...]]] = [
     ({"optimizer": {"lr": -1.0}}, ("optimizer.lr: ", "got -1.0")),
     ({"optimizer": {"lr": math.inf}}, ("optimizer.lr: Input should be a finite number",)),
     ({"optimizer": {"betas": [1.5, 0.9]}}, ("optimizer.betas.0: Input should be less than 1, got 1.5",)),
-    ({"algorithm": {"dual_clip": -3.0}}, ("algorithm.dual_clip: Input should be greater than 1, got -3.0",)),
+    ({"algorithm": {"loss": {"dual_clip": -3.0}}}, ("dual_clip: Input should be greater than 1, got -3.0",)),
     ({"staleness": {"max_staleness": 0, "window": 2}}, ("staleness.window=2 with max_staleness=0", "use window=1")),
     ({"filter": {"min_usable": 9}}, ("filter.min_usable=9 is more than sampling.group_size=8", "use a smaller min_usable")),
     ({"optimizer": {"minibatches": 9}}, ("optimizer.minibatches=9 is more than groups_per_step=8", "use fewer")),
