@@ -7,7 +7,7 @@ READY := .venv/.ready
 FAST := not slow and not chaos
 PACKAGES := protos learner rollout_server reward_server deploy headrace.py tests $(if $(wildcard benchmarks/*.py),benchmarks)
 
-.PHONY: help setup demo smoke test test-full check lint types imports contract stubs fix protos baseline bench
+.PHONY: help setup demo smoke test test-full chaos check lint types imports contract stubs fix protos baseline bench
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,8 +29,11 @@ smoke: $(READY) ## the same on a tiny model, under two minutes
 test: $(READY) ## fast tests
 	$(BIN)/python -m pytest -q -m "$(FAST)" $(ARGS)
 
-test-full: $(READY) ## all tests: real models, whole runs, killed processes
-	$(BIN)/python -m pytest -q $(ARGS)
+test-full: $(READY) ## all tests but chaos: real models, whole runs, killed processes
+	$(BIN)/python -m pytest -q -m "not chaos" $(ARGS)
+
+chaos: $(READY) ## 30 minutes of faults in whole runs, seeds printed, the audit clean after each (needs root)
+	$(BIN)/python -m pytest -q -s -m chaos tests/chaos $(ARGS)
 
 check: $(READY) ## all of continuous integration; every part runs, any failure fails
 	@$(MAKE) --no-print-directory --keep-going lint types imports contract stubs test

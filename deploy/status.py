@@ -51,6 +51,8 @@ def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
         f" (at most {status.max_open} open, {status.num_waiting} complete and waiting); dropped: {dropped}"
     )
     yield f"staleness (bound {status.max_staleness}): {staleness_words(dict(status.trained_tokens_by_staleness))}"
+    if status.alarm:
+        yield f"ALARM: {status.alarm}"
     yield f"replicas: {len(status.replicas)}"
     for replica in status.replicas:
         yield "  " + _replica(replica)

@@ -9,18 +9,21 @@ from pathlib import Path
 
 from learner.process import complain, log_to_stderr, read_config
 from learner.supervisor import Supervisor, claimed, prepare
+from protos import faultpoints
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m learner", description="Runs one learner: its gateway and its trainer ranks.", epilog="example: python -m learner --config learner.yaml")
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of LearnerConfig")
+    parser.add_argument("--gateway-only", action="store_true", help="keep the gateway only: the ranks are started by torchrun, `torchrun ... -m learner.trainer --config FILE`")
     arguments = parser.parse_args()
     log_to_stderr()
     try:
+        faultpoints.check()
         config = read_config(arguments.config)
         with claimed(config.run_dir):
             config, resolved = prepare(config)
-            return asyncio.run(Supervisor(config, resolved).run())
+            return asyncio.run(Supervisor(config, resolved, gateway_only=arguments.gateway_only).run())
     except ValueError as error:
         return complain(str(error))
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
+from learner.presets import with_preset
+from learner.section import Count, Seconds
+from learner.section import Section as Section
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
 MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys fail."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -72,17 +69,6 @@ class FilterConfig(Section):
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
 
 
-class AlgorithmConfig(Section):
-    """GRPO with behaviour log-probs (docs/algorithms.md)."""
-
-    name: Literal["grpo"] = "grpo"
-    normalize: bool = Field(True, description="divide by the group's population standard deviation")
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.28, gt=0)
-    dual_clip: float | None = Field(3.0, gt=1, description="bound of the ratio for negative advantages; None: none")
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-
-
 class OptimizerConfig(Section):
     """AdamW; one update a minibatch."""
 
@@ -107,11 +93,30 @@ class TrainerConfig(Section):
     share_prefix: bool = Field(True, description="a prompt is computed once for the samples of its group in a row")
 
 
+class KeepBest(Section):
+    """A cut that is kept beside the newest ones: of those saved, the one whose step has the best value in metrics.jsonl."""
+
+    metric: str = Field(min_length=1, description="field of a line of metrics.jsonl, dotted for one inside another")
+    mode: Literal["max", "min"] = "max"
+
+
 class CheckpointConfig(Section):
-    """Cuts."""
+    """Cuts (docs/durability.md)."""
 
     every_steps: Count | None = Field(10, description="None: only at the end")
-    keep: Count = 2
+    keep: Count = Field(2, description="newest cuts that stay")
+    keep_best: KeepBest | None = Field(None, description="one more that stays: the best by a metric; None: none")
+    leave_s: Seconds = Field(60.0, description="ranks told to stop get this long for the running step and their cut")
+
+
+class JournalConfig(Section):
+    """The account's journal (docs/durability.md)."""
+
+    backend: Literal["segments", "redis"] = "segments"
+    url: str = Field("", description="redis only: redis://HOST:PORT/NUMBER")
+    segment_bytes: int = Field(64 << 20, ge=4096, description="segments only: a new file after this many bytes")
+    max_groups: Count = Field(100_000, description="groups that no cut covers; from there on a cut comes before the next batch")
+    max_bytes: int = Field(16 << 30, ge=1 << 16, description="bytes that no cut covers; as max_groups")
 
 
 class PushConfig(Section):
@@ -146,13 +151,43 @@ class LearnerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     trainer: TrainerConfig = TrainerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        """What the algorithm's preset says of other sections, under what the file says."""
+        algorithm = given.get("algorithm") if isinstance(given, dict) else None
+        if not isinstance(algorithm, dict | AlgorithmConfig):
+            return given
+        name = algorithm.get("name", "grpo") if isinstance(algorithm, dict) else algorithm.name
+        filters = given.get("filter", {})
+        return {**given, "filter": with_preset(filters, "filter", name=name)} if isinstance(filters, dict) else given
+
+    @model_validator(mode="after")
+    def _algorithm_fits(self) -> LearnerConfig:
+        algorithm, sampling = self.algorithm, self.sampling
+        kind = algorithm.advantage.kind
+        if sampling.group_size == 1 and kind in GROUP_RELATIVE:
+            raise ValueError(f"sampling.group_size=1 with algorithm {algorithm.name} (advantage.kind={kind}): a group of one has no spread and so no advantage; use group_size of 2 or more")
+        if sampling.group_size == 1 and self.filter.zero_signal:
+            raise ValueError("filter.zero_signal=true with sampling.group_size=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
+        if algorithm.advantage.kind == "pass_at_k" and algorithm.advantage.k > sampling.group_size:
+            raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than sampling.group_size={sampling.group_size}: no subset of k exists; use a smaller k")
+        if kind == "teacher" and self.filter.zero_signal:
+            raise ValueError("filter.zero_signal=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
+        if kind == "several_rewards" and self.filter.zero_signal:
+            raise ValueError("filter.zero_signal=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
+        if kind == "several_rewards" and self.control == "shuffled_rewards":
+            raise ValueError("control=shuffled_rewards with advantage.kind=several_rewards: only the total is shuffled, the parts would still teach; use another advantage for the control")
+        if algorithm.overlong is not None and algorithm.overlong.buffer_tokens > sampling.max_new_tokens:
+            raise ValueError(f"algorithm.overlong.buffer_tokens={algorithm.overlong.buffer_tokens} is more than sampling.max_new_tokens={sampling.max_new_tokens}; use a smaller buffer")
+        return self
 
     @model_validator(mode="after")
     def _contradictions(self) -> LearnerConfig:
         sampling, staleness = self.sampling, self.staleness
-        if sampling.group_size == 1:
-            raise ValueError("sampling.group_size=1 with algorithm grpo: a group of one has no spread and so no advantage; use group_size of 2 or more")
         if sampling.temperature == 0:
             raise ValueError(f"sampling.temperature=0 with group_size={sampling.group_size}: greedy samples of one prompt are all equal; use a temperature above 0")
         if sampling.temperature < MIN_TEMPERATURE:
@@ -167,6 +202,11 @@ class LearnerConfig(Section):
             raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
+        if self.journal.backend == "redis" and not self.journal.url:
+            raise ValueError("journal.url is empty with journal.backend=redis; give redis://HOST:PORT/NUMBER")
+        least = (staleness.max_staleness + 2) * self.groups_per_step
+        if self.journal.max_groups < least:
+            raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
         if self.push.transport == "nccl" and self.trainer.device == "cpu":
             raise ValueError("push.transport=nccl with trainer.device=cpu: NCCL moves memory of GPUs only; use transport auto or gloo, or device: cuda")
         if self.lease.silence_s <= self.lease.heartbeat_s:

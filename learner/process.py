@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import yaml
@@ -26,6 +27,24 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def next_incarnation(run_dir: Path, before: int = 0) -> int:
+    """Nanoseconds since the epoch, but more than `before` and than any that this run had: a clock that was set back must not make
+    a new trainer look like an older one, which the gateway refuses."""
+    path = run_dir / "incarnation"
+    try:
+        before = max(before, int(path.read_text()))
+    except (OSError, ValueError):
+        pass  # the first one; or a disk that lost it, and then the clock has to do
+    number = max(time.time_ns(), before + 1)
+    try:
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        part.write_text(f"{number}\n")
+        part.replace(path)
+    except OSError as error:
+        logging.getLogger("headrace.learner.process").warning("%s: %s; a later start relies on the clock", path, error)
+    return number
 
 
 def log_to_stderr() -> None:

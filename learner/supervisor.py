@@ -1,7 +1,7 @@
 """Keeps one gateway and N trainer ranks running until the run is finished.
 
     supervisor ──▶ gateway                  restarted alone; the ranks wait for it
-               └─▶ rank 0 .. rank N-1       restarted all together, from the newest cut, as a new incarnation
+               └─▶ rank 0 .. rank N-1       restarted all together, from the newest cut, as a new incarnation; or kept by torchrun
 
 Consumes: exits of children, SIGTERM and SIGINT. Produces: children. Waits for: one of them. Unblocked by: any exit, any signal.
 A child that ends with USER_MISTAKE ends everything; a child that keeps failing is given up after MAX_FAILURES in a row.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -20,18 +21,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from learner.config import LearnerConfig
-from learner.process import USER_MISTAKE, complain
+from learner.process import USER_MISTAKE, complain, next_incarnation
 from protos.mistakes import check_address
 
 _LOG = logging.getLogger("headrace.learner.supervisor")
 MAX_FAILURES = 5
 HEALTHY_S = 60.0  # a child that lived this long has not failed in a row
-LEAVE_GRACE_S = 60.0  # for ranks told to stop: a step, a snapshot and a cut
 STOP_GRACE_S = 10.0
+LAST_LINES_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
 
 
 def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
@@ -123,15 +124,31 @@ class Child:
         return "\n".join(said or lines[-1:])
 
 
-class _Patience:
-    """Counts failures in a row and waits longer after each."""
+def furthest_step(run_dir: Path) -> int:
+    """Highest step among the last lines of metrics.jsonl; 0 without one."""
+    path, steps = run_dir / "metrics.jsonl", [0]
+    if path.is_file():
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LAST_LINES_BYTES))
+            for line in file.read().splitlines():
+                with suppress(ValueError, KeyError, TypeError):  # the first one may be cut, the last one unfinished
+                    steps.append(int(json.loads(line)["step"]))
+    return max(steps)
 
-    def __init__(self) -> None:
+
+class _Patience:
+    """Counts failures in a row and waits longer after each. A failure is in a row unless the child lived long, or the run came further
+    than it ever had: a run that is killed again and again is no program that cannot run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._furthest = furthest_step(run_dir)
         self.num_failures = 0
 
     async def after(self, lived_s: float) -> bool:
         """Waits before the next start; False: no more."""
-        self.num_failures = 1 if lived_s >= HEALTHY_S else self.num_failures + 1
+        before, self._furthest = self._furthest, max(self._furthest, furthest_step(self._run_dir))
+        self.num_failures = 1 if lived_s >= HEALTHY_S or self._furthest > before else self.num_failures + 1
         if self.num_failures > MAX_FAILURES:
             return False
         await asyncio.sleep(min(5.0, 0.1 * 3 ** (self.num_failures - 1)))
@@ -141,12 +158,13 @@ class _Patience:
 class Supervisor:
     """Runs until the run is finished, cannot go on, or was told to stop. Example: `code = await Supervisor(config, resolved).run()`"""
 
-    def __init__(self, config: LearnerConfig, resolved: Path, *, gateway: str = "learner.gateway", trainer: str = "learner.trainer") -> None:
-        """gateway, trainer: modules to run as children."""
-        self._config, self._resolved, self._trainer = config, resolved, trainer
+    def __init__(self, config: LearnerConfig, resolved: Path, *, gateway: str = "learner.gateway", trainer: str = "learner.trainer", gateway_only: bool = False) -> None:
+        """gateway, trainer: modules to run as children. gateway_only: somebody else (torchrun) keeps the ranks."""
+        self._config, self._resolved, self._trainer, self._gateway_only = config, resolved, trainer, gateway_only
         self._gateway = self._child("gateway", gateway, [])
         self._ranks: list[Child] = []
         self._stopping = asyncio.Event()
+        self._incarnation = 0
 
     def _child(self, name: str, module: str, extra: list[str]) -> Child:
         return Child(name, [module, "--config", str(self._resolved), *extra], self._config.run_dir / "logs" / f"{name}.log")
@@ -169,19 +187,24 @@ class Supervisor:
 
     async def _keep_gateway(self) -> int:
         """Starts the gateway again whenever it ends; returns only when it must not be. Also while ranks leave: they need it for their cut."""
-        patience = _Patience()
+        patience = _Patience(self._config.run_dir)
         while True:
             await self._gateway.start()
             code = await self._gateway.wait()
             _LOG.warning("the gateway ended with %d", code)
             if code == USER_MISTAKE:
                 return complain(self._gateway.complaint())
+            if code == 0 and self._gateway_only:
+                return 0  # it ends by itself once the ranks have finished the run
             if not await patience.after(time.monotonic() - self._gateway.started):
                 complain(f"the gateway failed {MAX_FAILURES + 1} times in a row, last with code {code}: {self._gateway.complaint()}")
                 return 1
 
     async def _keep_ranks(self) -> int:
-        patience = _Patience()
+        if self._gateway_only:
+            await self._stopping.wait()
+            return 0
+        patience = _Patience(self._config.run_dir)
         while True:
             codes = await self._one_incarnation()
             if USER_MISTAKE in codes:
@@ -198,7 +221,8 @@ class Supervisor:
         """All ranks from their start to the end of the last one; their exit codes, of those killed for another's sake 0."""
         folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         count = self._config.trainer.ranks
-        shared = ["--world-size", str(count), "--incarnation", str(time.time_ns()), "--rendezvous", f"file://{folder / 'rendezvous'}", "--parent", str(os.getpid())]
+        self._incarnation = next_incarnation(self._config.run_dir, self._incarnation)
+        shared = ["--world-size", str(count), "--incarnation", str(self._incarnation), "--rendezvous", f"file://{folder / 'rendezvous'}", "--parent", str(os.getpid())]
         self._ranks = [self._child(f"trainer-{rank}", self._trainer, ["--rank", str(rank), *shared]) for rank in range(count)]
         try:
             for rank in self._ranks:
@@ -223,7 +247,8 @@ class Supervisor:
         return first
 
     async def _ask_to_leave(self, waits: list[asyncio.Task[int]]) -> None:
-        _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", LEAVE_GRACE_S)
+        leave_s = self._config.checkpoint.leave_s
+        _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", leave_s)
         for rank in self._ranks:
             rank.signal(signal.SIGTERM)
-        await asyncio.wait(waits, timeout=LEAVE_GRACE_S)
+        await asyncio.wait(waits, timeout=leave_s)

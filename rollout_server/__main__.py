@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from protos import mistakes
+from protos import faultpoints, mistakes
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -77,6 +77,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
+        faultpoints.check()
         asyncio.run(serve(load_config(arguments.config), arguments.address_file))
     except ValueError as error:
         for line in str(error).splitlines():

@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 
-from protos import rpc
+from protos import faultpoints, rpc
 from protos.learner.v1alpha1 import learner_pb2 as pb
 
 logger = logging.getLogger("headrace.rollout.submitting")
@@ -55,6 +55,7 @@ class Submitting:
     async def submit(self, request: pb.SubmitTrajectoriesRequest) -> pb.SubmitTrajectoriesResponse:
         """Returns the receipt, however long the learner is away."""
         async with self._room:
+            faultpoints.point("before_submit")
             entry = _Entry(request=request, receipt=asyncio.get_running_loop().create_future())
             self._unsent.put_nowait(entry)
             return await entry.receipt

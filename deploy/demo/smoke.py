@@ -20,6 +20,7 @@ from deploy.report import write as write_report
 from deploy.schema import RunFile, load
 from deploy.services import write_atomically
 from learner.gateway.rendering import stop_ids
+from learner.presets import PRESETS
 
 NUM_HELD_OUT = 200
 NUM_TRAINING = 4000
@@ -29,8 +30,10 @@ STEPS = 60
 SCORER = "sorted"
 
 
-def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None]) -> dict[str, Any]:
+def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None], algorithm: str = "grpo") -> dict[str, Any]:
     """From nothing to the result line; a finished folder gives its result again, an interrupted one goes on.
+
+    algorithm: name of a preset (learner/presets.py).
 
     Raises RuntimeError when a service fails for good.
     """
@@ -39,8 +42,10 @@ def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None]) -> dict[st
         on_event(f"{run_dir} holds a finished run; give another --run-dir for a new one")
         return dict(json.loads(result.read_text()))
     digits = sorting.held_out(NUM_HELD_OUT, seed=seed)
+    if algorithm not in PRESETS:
+        raise ValueError(f"algorithm {algorithm} is not a preset; choose one of {', '.join(PRESETS)}")
     if not (run_dir / "run.yaml").is_file():
-        prepare(run_dir, digits, seed, on_event)
+        prepare(run_dir, digits, seed, algorithm, on_event)
     run_file = load(run_dir / "run.yaml")
     taught = asyncio.run(teach(run_file, make_lesson(digits, run_file), on_event))
     summary = summarize(taught, run_dir)
@@ -49,7 +54,7 @@ def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None]) -> dict[st
     return summary
 
 
-def prepare(run_dir: Path, held_out: list[str], seed: int, on_event: Callable[[str], None]) -> None:
+def prepare(run_dir: Path, held_out: list[str], seed: int, algorithm: str, on_event: Callable[[str], None]) -> None:
     """Model, prompts, and last the run file."""
     run_dir.mkdir(parents=True, exist_ok=True)
     digits = sorting.training(NUM_TRAINING, seed=seed, excluded=held_out)
@@ -59,7 +64,7 @@ def prepare(run_dir: Path, held_out: list[str], seed: int, on_event: Callable[[s
     if not model.exists():
         on_event("model: a new one of 0.5 M parameters, with a little supervised training")
         make_model(model, digits, seed)
-    write_atomically(run_dir / "run.yaml", yaml.safe_dump(run_content(run_dir, model, seed), sort_keys=False))
+    write_atomically(run_dir / "run.yaml", yaml.safe_dump(run_content(run_dir, model, seed, algorithm), sort_keys=False))
 
 
 def make_model(folder: Path, digits: list[str], seed: int) -> None:
@@ -72,7 +77,7 @@ def make_model(folder: Path, digits: list[str], seed: int) -> None:
         raise RuntimeError(f"the tiny model could not be made: {made.stderr[-2000:]}")
 
 
-def run_content(run_dir: Path, model: Path, seed: int) -> dict[str, Any]:
+def run_content(run_dir: Path, model: Path, seed: int, algorithm: str) -> dict[str, Any]:
     """The run file: sixteen groups of sixteen a step."""
     return {
         "run_dir": str(run_dir),
@@ -86,6 +91,7 @@ def run_content(run_dir: Path, model: Path, seed: int) -> dict[str, Any]:
             "data": {"prompts": str(run_dir / "train.jsonl"), "template": "raw", "max_prompt_tokens": 16},
             "sampling": {"group_size": 16, "max_new_tokens": MAX_NEW_TOKENS, "stop_token_ids": list(stop_ids(model))},
             "staleness": {"max_staleness": 1},
+            "algorithm": {"name": algorithm},
             "optimizer": {"lr": 5e-4, "warmup_updates": 10},
             "trainer": {"device": "cpu", "threads": 1, "row_tokens": 1024},
             "checkpoint": {"every_steps": 20},

@@ -27,6 +27,18 @@ def sequence_mean(token_loss: Tensor, sequence_tokens: Tensor, *, num_sequences:
     return (token_loss / sequence_tokens).sum() / num_sequences
 
 
+def sequence_sum(token_loss: Tensor, *, num_sequences: int, norm_tokens: int) -> Tensor:
+    """This part's share of mean over samples of (sum over the sample's trained tokens / norm_tokens).
+
+    The constant stands in for every sample's own length, so a long answer is not punished less a token than a short one.
+    Source: Liu et al. 2025 (Dr. GRPO), section 3.2 and its listing, norm_tokens being the generation budget.
+    """
+    _require(token_loss, num_sequences, "num_sequences")
+    if norm_tokens <= 0:
+        raise ValueError(f"norm_tokens must be at least 1, got {norm_tokens}")
+    return token_loss.sum() / (num_sequences * norm_tokens)
+
+
 def _require(token_loss: Tensor, count: int, name: str) -> None:
     if token_loss.dim() != 1:
         raise ValueError(f"token_loss must be [n], got {tuple(token_loss.shape)}")

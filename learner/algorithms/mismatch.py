@@ -8,36 +8,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0
-
-
-def kl_k1(log_ratio: Tensor) -> Tensor:
-    """Estimate of KL(behaviour || policy) a token: -log_ratio, unbiased, may be negative. log_ratio = logprob - behaviour, [n]."""
-    return -log_ratio
-
-
-def kl_k3(log_ratio: Tensor) -> Tensor:
-    """Estimate of KL(behaviour || policy) a token: exp(d) - 1 - d, never negative, of lower variance (Schulman 2020).
-
-    The log-ratio is clamped before exp, so value and gradient stay finite; NaN passes through.
-    """
-    clamped = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return clamped.exp() - 1 - clamped
+from learner.algorithms.kl import k1, k3
+from learner.algorithms.ratio import ratio_of
 
 
 def mismatch_summary(log_ratio: Tensor, *, clip_low: float, clip_high: float, percentiles: Sequence[float] = (0.5, 0.9, 0.99)) -> dict[str, Tensor]:
-    """Means, percentiles of |log_ratio| and the share of tokens outside the clip, of one batch; empty for no token.
+    """How far trainer and sampler are apart over one batch, before its first update; empty for no token.
 
-    Args: log_ratio [n] of the policy that the batch was trained from, before its first update.
+    Estimates of KL(sampler || trainer), percentiles of |log_ratio|, the share of tokens outside the clip, and `ess`, the effective
+    sample size (sum r)^2 / (n sum r^2) as a share of the tokens: 1 where all weigh alike, 1 / n where one outweighs all.
+    Args: log_ratio [n] = trainer - sampler, of the policy that the batch was trained from.
     """
     if log_ratio.dim() != 1:
         raise ValueError(f"log_ratio must be [n], got {tuple(log_ratio.shape)}")
     if log_ratio.numel() == 0:
         return {}
-    size, ratio = log_ratio.abs().to(torch.float64), log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    size, ratio = log_ratio.abs().to(torch.float64), ratio_of(log_ratio.to(torch.float64))
     summary = {
-        "kl_k1": kl_k1(log_ratio).mean(),
-        "kl_k3": kl_k3(log_ratio).mean(),
+        "kl_k1": k1(-log_ratio).mean(),
+        "kl_k3": k3(-log_ratio).mean(),
+        "ess": ratio.sum().square() / (ratio.numel() * ratio.square().sum()),
         "beyond_clip_share": ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).to(torch.float64).mean(),
         "abs_max": size.max(),
     }

@@ -13,11 +13,11 @@ from pathlib import Path
 import uvloop
 
 from learner.config import LearnerConfig
-from learner.gateway import killpoints
 from learner.gateway.gateway import Gateway, write_whole
 from learner.gateway.journal import JournalFailed
 from learner.gateway.segments import JournalDamaged
 from learner.process import complain, die_with_parent, log_to_stderr, read_config
+from protos import faultpoints
 from protos.identity import resolve_model
 
 
@@ -28,7 +28,8 @@ def run_id_of(config: LearnerConfig) -> str:
     if kept and config.run_id and kept != config.run_id:
         raise ValueError(f"run_id={config.run_id}, but {config.run_dir} holds run {kept}; use another run_dir, or leave run_id empty to go on with it")
     run_id = kept or config.run_id or uuid.uuid4().hex[:12]
-    write_whole(path, run_id)
+    if run_id != kept:
+        write_whole(path, run_id)
     return run_id
 
 
@@ -37,7 +38,6 @@ async def serve(config: LearnerConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    killpoints.wanted(os.environ.get(killpoints.VARIABLE, ""))  # a misspelt point fails here and not never
     config.run_dir.mkdir(parents=True, exist_ok=True)
     await Gateway(config, resolve_model(config.model), run_id_of(config)).run(stopping)
 
@@ -49,6 +49,7 @@ def main() -> int:
     die_with_parent(os.getppid())
     log_to_stderr()
     try:
+        faultpoints.check()
         uvloop.run(serve(read_config(arguments.config)))
     except (ValueError, FileNotFoundError, JournalDamaged) as error:
         return complain(str(error))

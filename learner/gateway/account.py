@@ -12,6 +12,7 @@ a restarted gateway is the newest cut's `state()` plus the journal's records aft
     published      version, step, closed                               closed: the active plan was trained
     rolled_back    step, replay
     covered        step
+    continued      step, skip                                          the journal begins here, after the cut of step; skip: versions
 """
 
 from __future__ import annotations
@@ -178,6 +179,21 @@ class Account:
         if not replay:
             self.versions.leave(cut)
         self.step, self.published = cut, False
+        self.lineage += 1
+
+    def _apply_continued(self, record: Record) -> None:
+        """From the cut alone: what came after it is unknown, so it is a rollback to it, version numbers may have been used, and whoever
+        had leases belongs to the life before."""
+        self._apply_covered(record)
+        self.versions.skip(record["skip"])
+        leased = [seq for seq, group in self.groups.items() if group.lease]
+        self._apply_released({"given_back": leased, "failed": [], "dropped": []})
+        for group in self.groups.values():
+            group.rolled_back |= group.place == "open"
+        if self.active is not None:
+            self.replays = {self.active.step: self.active, **self.replays}
+            self.active = None
+        self.published = False
         self.lineage += 1
 
     def _apply_covered(self, record: Record) -> None:

@@ -146,7 +146,7 @@ class Attendance:
             logger.warning("refused: %s", message)
             raise precondition(message)
         known = self.replicas.get(claim.replica_id)
-        if known is not None and known.claim.incarnation > claim.incarnation:
+        if known is not None and known.attending and known.claim.incarnation > claim.incarnation:  # else: its clock was set back between two lives
             raise _superseded(claim.replica_id, claim.incarnation, known.claim.incarnation)
         older = self._sessions.get(claim.replica_id)
         if older is not None and older.replica.claim.incarnation == claim.incarnation:

@@ -10,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import grpc
 
-from learner.gateway import killpoints
 from learner.gateway.account import Plan
 from learner.gateway.assign import owners
 from learner.gateway.attendance import Attendance
 from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
-from learner.gateway.meter import Meter, Stats
+from learner.gateway.meter import NO_STATS, Meter, Stats
 from learner.gateway.refusals import Refused, precondition
+from learner.gateway.saving import Saving
 from learner.gateway.terms import Row
 from learner.gateway.versions import StalenessBroken
+from protos import faultpoints
 
 logger = logging.getLogger("headrace.learner.batches")
 CLOCK_S = 0.5  # how often a waiting decision looks at the clock
@@ -32,12 +33,14 @@ CLOCK_S = 0.5  # how often a waiting decision looks at the clock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The batch of one step. table: every sample with its owner rank; empty with end_of_run."""
+    """The batch of one step. table: every sample with its owner rank; empty with end_of_run, save_first and leave (see feed.proto)."""
 
     policy_step: int
     end_of_run: bool
     table: tuple[tuple[Row, int], ...]
     stats: Stats
+    save_first: bool = False
+    leave: bool = False
 
     def rows_of(self, rank: int) -> list[tuple[str, int]]:
         """(group_id, sample_index) of the usable samples that a rank gets, in table order."""
@@ -45,9 +48,15 @@ class Decision:
 
 
 class Batches:
-    """num_steps: policy steps of the whole run. `is_over()`: whether the time is up or the run was finished."""
+    """num_steps: policy steps of the whole run. `is_over()`: whether the time is up or the run was finished.
 
-    def __init__(self, books: Books, attendance: Attendance, shelf: Shelf, *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool]) -> None:
+    ask_cut: set by the feed; journals that a cut of the newest step is wanted.
+    """
+
+    def __init__(
+        self, books: Books, attendance: Attendance, shelf: Shelf, saving: Saving,
+        *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self._books = books
         self._attendance = attendance
         self._shelf = shelf
@@ -55,14 +64,20 @@ class Batches:
         self._seed = seed
         self._shuffle_rewards = shuffle_rewards
         self._is_over = is_over
+        self._saving = saving
+        self.ask_cut: Callable[[], Awaitable[None]] | None = None
         self._meter = Meter()
         self._decisions: dict[int, asyncio.Task[Decision]] = {}
+        self._leaving: set[int] = set()
 
-    async def take(self, policy_step: int, *, num_ranks: int) -> Decision:
+    async def take(self, policy_step: int, *, num_ranks: int, leaving: bool = False) -> Decision:
         """The decision of a step that is due, or becomes due with the next publication. Raises Refused FAILED_PRECONDITION or ABORTED."""
         due = self._books.ledger.step
         if not due <= policy_step <= due + 1:
             raise precondition(f"the batch of step {policy_step} was asked for, step {due} is due; register again to learn where the run is")
+        if leaving:
+            self._leaving.add(policy_step)
+            self._books.bell.ring()
         if policy_step not in self._decisions:
             self._decisions[policy_step] = asyncio.create_task(self._decide(policy_step, num_ranks))
         return await asyncio.shield(self._decisions[policy_step])
@@ -71,6 +86,13 @@ class Batches:
         """Closed steps, or (None) all of a trainer that is not on duty any more: whoever waits for those is cancelled."""
         for step in [step for step in self._decisions if before is None or step < before]:
             self._decisions.pop(step).cancel()
+        self._leaving = {step for step in self._leaving if before is not None and step >= before}
+
+    def saved(self, policy_step: int) -> None:
+        """A save of this step has ended, well or not: who was told to save first may ask again."""
+        decision = self._decisions.get(policy_step)
+        if decision is not None and decision.done() and not decision.cancelled() and not decision.exception() and decision.result().save_first:
+            del self._decisions[policy_step]
 
     async def _decide(self, policy_step: int, num_ranks: int) -> Decision:
         loop = asyncio.get_running_loop()
@@ -81,15 +103,32 @@ class Batches:
                     raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted)
                 if self._is_end(policy_step):
                     return self._decision(policy_step, None, num_ranks, loop.time() - asked_s)
-                if (plan := await self._form(policy_step)) is not None:
-                    killpoints.reach("after_plan_before_answer")
+                if (order := await self._order(policy_step, num_ranks, loop.time() - asked_s)) is not None:
+                    return order
+                if not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
+                    faultpoints.point("after_plan_before_answer")
                     return self._decision(policy_step, plan, num_ranks, loop.time() - asked_s)
             await self._books.bell.wait(CLOCK_S)
+
+    async def _order(self, policy_step: int, num_ranks: int, waited_s: float) -> Decision | None:
+        """What the ranks are to do instead of training: leave, or save a cut, or both. While a cut is wanted that cannot be tried yet,
+        `saving.alarm` is set."""
+        leave = policy_step in self._leaving
+        full = await self._saving.wants_cut(policy_step)
+        save = self._saving.was_asked(policy_step)
+        if not save and not self._saving.is_covered(policy_step) and (leave or (full and self._saving.may_try())):
+            assert self.ask_cut is not None
+            await self.ask_cut()
+            save = True
+        if not (leave or save):
+            return None
+        return Decision(policy_step=policy_step, end_of_run=False, table=(), stats=NO_STATS, save_first=save, leave=leave)
 
     async def _form(self, policy_step: int) -> Plan | None:
         """A plan that is on the disk, if one can be made. Raises Refused ABORTED."""
         while True:
             try:
+                faultpoints.point("before_plan")
                 plan, record = self._books.ledger.form(policy_step, data_ended=self._data_ended())
             except StalenessBroken as error:
                 logger.exception("the account broke its own bound")

@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Iterable, Iterator
 
 from learner.gateway.account import Record
+from learner.gateway.appends import Appends, Key
 from learner.gateway.bell import Bell
-from learner.gateway.journal import Journal
 from learner.gateway.ledger import Ledger
 from learner.gateway.segments import Position
-
-Key = tuple[str, int]  # (group_id, sample_index)
 
 
 class Books:
@@ -21,7 +19,7 @@ class Books:
     the account in memory is ahead of the disk then, so the process must end.
     """
 
-    def __init__(self, ledger: Ledger, journal: Journal) -> None:
+    def __init__(self, ledger: Ledger, journal: Appends) -> None:
         self.ledger = ledger
         self.journal = journal
         self.bell = Bell()

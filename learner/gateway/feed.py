@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from learner.gateway import cuts, killpoints, snapshots
+from learner.gateway import cuts, snapshots
 from learner.gateway.account import Record
 from learner.gateway.attendance import Attendance
 from learner.gateway.batches import Batches, Decision
@@ -23,6 +23,7 @@ from learner.gateway.segments import Position
 from learner.gateway.snapshots import Snapshot, Snapshots
 from learner.gateway.standing import Publication
 from learner.gateway.updates import Updates
+from protos import faultpoints
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 
@@ -62,6 +63,7 @@ class Feed:
             self.duty.begin(recovered.standing.post, assembled=recovered.standing.assembled)
         for announced, position in recovered.captures.values():
             saving.announce(announced, position)
+        batches.ask_cut = self.ask_cut
 
     @property
     def fingerprint(self) -> str:
@@ -89,15 +91,15 @@ class Feed:
                     self._relieve(incarnation, world_size)
         if self.duty.report(rank):
             await asyncio.shield(self._commit_own({"type": "assembled"}))
-            killpoints.reach("after_rollback_before_answer")
+            faultpoints.point("after_rollback_before_answer")
             self.duty.assemble()
         return await self.duty.wait(incarnation)
 
-    async def take(self, incarnation: int, rank: int, policy_step: int) -> Decision:
+    async def take(self, incarnation: int, rank: int, policy_step: int, *, leaving: bool = False) -> Decision:
         """Blocks until the batch is decided."""
         self.duty.check(incarnation, rank)
         try:
-            return await self._batches.take(policy_step, num_ranks=self.duty.world_size)
+            return await self._batches.take(policy_step, num_ranks=self.duty.world_size, leaving=leaving)
         except asyncio.CancelledError:
             self.duty.check(incarnation, rank)  # relieved meanwhile: say so
             raise
@@ -124,6 +126,7 @@ class Feed:
         self._check_close(incarnation, policy_step)
         manifest = await asyncio.to_thread(snapshots.load, snapshot_dir, policy_step)
         self._check_close(incarnation, policy_step)
+        faultpoints.point("before_close")
         version, record = self._books.ledger.publish(policy_step)
         publication = Publication(version=version.number, lineage=version.lineage, policy_step=policy_step, snapshot_dir=str(snapshot_dir))
         if record is not None:
@@ -135,7 +138,7 @@ class Feed:
                 self._saving.announce(announced, position)
             self._batches.forget(before=policy_step)
         await asyncio.shield(self._books.barrier())
-        killpoints.reach("after_close_before_answer")
+        faultpoints.point("after_close_before_answer")
         await self._snapshots.publish(_snapshot(publication, manifest))
         self._attendance.broadcast(learner_pb2.AttendResponse(published=learner_pb2.Published(version=publication.version)))
         self._on_close()
@@ -145,10 +148,20 @@ class Feed:
     async def save(self, incarnation: int, policy_step: int, *, source: Path, error: str) -> Path | None:
         """Makes a finished save the cut; with an error, forgets that one was announced."""
         self.duty.check(incarnation)
-        if error:
-            self._saving.fail(policy_step, error)
-            return None
-        return await self._saving.finish(policy_step, source)
+        try:
+            if error:
+                self._saving.fail(policy_step, error)
+                return None
+            return await self._saving.finish(policy_step, source)
+        finally:
+            self._batches.saved(policy_step)
+
+    async def ask_cut(self) -> None:
+        """Announces a cut of the newest policy as it is now; the trainer is told by TakeBatch."""
+        incarnation, captured = self.duty.incarnation, capture(self._books.ledger, self._standing, asked=True)
+        position = await asyncio.shield(self._commit_own({"type": "cut_asked", "step": captured.policy_step}))
+        if self.duty.incarnation == incarnation:
+            self._saving.announce(captured, position)
 
     def finish(self, incarnation: int, error: str) -> None:
         """The run is over: replicas are told."""

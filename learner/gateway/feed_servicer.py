@@ -29,7 +29,7 @@ class FeedServicer(feed_pb2_grpc.FeedServiceServicer):
 
     @answering
     async def TakeBatch(self, request: pb.TakeBatchRequest, context: Any) -> None:
-        decision = await self._feed.take(request.incarnation, request.rank, request.policy_step)
+        decision = await self._feed.take(request.incarnation, request.rank, request.policy_step, leaving=request.leaving)
         keys = decision.rows_of(request.rank)
         await context.write(wire.header(decision, len(keys)))
         async for payloads in self._feed.read_rows(keys, request.rows_bytes):

@@ -23,9 +23,9 @@ from learner.gateway.clock import RunClock
 from learner.gateway.feed import Feed
 from learner.gateway.feed_servicer import FeedServicer, add_to_server
 from learner.gateway.handshake import Identity
-from learner.gateway.journal import Journal
+from learner.gateway.journals import open_journal
 from learner.gateway.leases import LeaseDesk
-from learner.gateway.recovery import recover
+from learner.gateway.recovery import Recovered, put_back, recover
 from learner.gateway.refusals import unavailable
 from learner.gateway.saving import Saving
 from learner.gateway.servicer import LearnerServicer
@@ -61,8 +61,8 @@ class Gateway:
         founding.check(config, self._founding)
         check_steps(config, cuts.newest(checkpoints))
         check_stop_ids(config, vocabulary_of(folder))
-        self._journal = Journal(config.run_dir / "journal")
-        recovered = recover(self._journal, checkpoints, limits_of(config))
+        self._journal = open_journal(config.journal, config.run_dir / "journal", run_id)
+        self._recovered = recovered = recover(self._journal, checkpoints, limits_of(config), run_id=run_id)
         self._books = Books(recovered.ledger, self._journal)
         self._books.payloads = recovered.payloads
         self._clock = RunClock(config.run_dir / "active_s")
@@ -86,6 +86,7 @@ class Gateway:
     async def run(self, stopping: asyncio.Event) -> None:
         """Serves until `stopping` is set or the run is finished. Raises ValueError for a user's mistake found while running,
         JournalFailed when the account can no longer be kept."""
+        await put_back(self._recovered, self._books)
         await self._server.start()
         write_whole(self._config.run_dir / "gateway.address", reachable(self._config.address, self.port))
         await self.feed.restore_snapshots()
@@ -135,11 +136,12 @@ class Gateway:
         await self._journal.close()
         self._snapshots.remove_all(SNAPSHOTS / f"headrace-{self.run_id}")
 
-    def _make_feed(self, recovered: Any, checkpoints: Path) -> Feed:
+    def _make_feed(self, recovered: Recovered, checkpoints: Path) -> Feed:
         config = self._config
+        saving = self._saving = Saving(self._books, config.run_dir, run_id=self.run_id, checkpoint=config.checkpoint, journal=config.journal, newest=recovered.cut)
         push = UpdateLimits(prepare_s=config.push.prepare_s, collective_timeout_s=config.push.collective_timeout_s, deadline_s=config.push.deadline_s)
         batches = Batches(
-            self._books, self._attendance, self._shelf,
+            self._books, self._attendance, self._shelf, saving,
             num_steps=config.steps, seed=config.seed, shuffle_rewards=config.control == "shuffled_rewards", is_over=self._is_over,
         )  # fmt: skip
         return Feed(
@@ -149,7 +151,7 @@ class Gateway:
             batches=batches,
             updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl")),
             published=self._snapshots,
-            saving=Saving(self._books, checkpoints, keep=config.checkpoint.keep),
+            saving=saving,
             checkpoints=checkpoints,
             on_close=self._clock.save,
         )
@@ -161,7 +163,7 @@ class Gateway:
             desk=self._desk,
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
             snapshots=self._snapshots,
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set()),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)

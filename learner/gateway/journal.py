@@ -1,28 +1,23 @@
-"""The journal: an append-only log in segments. What was answered as durable survives a crash of the machine.
-
-    append() ─▶ queue ─▶ one writer thread: writev, fdatasync ─▶ the futures of the whole batch
-
-    loop:   the writer task consumes the queue, produces resolved futures, waits for the thread, is unblocked by append()
-    thread: consumes one batch at a time; while it syncs, the next batch gathers, so many waiters share one fdatasync
+"""The journal on a local disk: an append-only log in segments. What was answered as durable survives a crash of the machine.
 
     folder/LOCK              flock held while open: a second gateway on the same journal is refused
     folder/000000000000.log  a segment (segments.py); a new one once segment_bytes are written
+    folder/index.sqlite      positions by identity (journal_index.py); never the truth
 """
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import msgpack
-
+from learner.gateway.appends import Appends, Item, JournalFailed, JournalLocked, Key, key_of
+from learner.gateway.journal_index import Index
 from learner.gateway.segments import (
     HEAD_BYTES,
     HEADER,
@@ -31,52 +26,65 @@ from learner.gateway.segments import (
     Position,
     TornTail,
     head,
+    read_entry,
     read_payload,
     read_segment,
     segment_numbers,
     segment_path,
 )
+from protos import faultpoints
+
+__all__ = ["Journal", "JournalDamaged", "JournalFailed", "JournalLocked", "Position"]
 
 _log = logging.getLogger("headrace.gateway.journal")
 _IOV_MAX = 1024
-
-Item = tuple[bytes, bytes, "asyncio.Future[Position]"]
-
-
-class JournalLocked(ValueError):
-    """Another process has the journal open."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+ROOM_S = 0.5  # between two looks for room
 
 
-class JournalFailed(RuntimeError):
-    """An append did not become durable; the journal takes nothing more until it is opened again."""
-
-
-class Journal:
+class Journal(Appends):
     """One opened journal. Read it to its end first, then append.
 
     Raises JournalLocked when another process has it open. max_pending_bytes: see `drained`.
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int = 64 << 20, max_pending_bytes: int = 64 << 20) -> None:
+        super().__init__(max_pending_bytes=max_pending_bytes)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.num_syncs = 0
         self._segment_bytes = segment_bytes
-        self._max_pending_bytes = max_pending_bytes
         self._lock = _lock(folder)
         self._file: int | None = None
         self._number = 0
         self._durable = 0
-        self._queue: list[Item] = []
-        self._pending_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
-        self._failure: JournalFailed | None = None
-        self._writer: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._index = Index(folder)
+        self._closing = threading.Event()
 
-    def read(self) -> Iterator[Entry]:
-        """Every entry, oldest first; then the journal is ready for appends. Cuts off a torn tail, with a warning.
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    def is_empty(self) -> bool:
+        sizes = [segment_path(self.folder, number).stat().st_size for number in segment_numbers(self.folder)]
+        return all(size <= len(HEADER) for size in sizes)
+
+    def has(self, position: Position) -> bool:
+        path = segment_path(self.folder, position.segment)
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return isinstance(read_entry(file.fileno(), position, os.fstat(file.fileno()).st_size), Entry)
+
+    def begin_after(self, position: Position) -> None:
+        assert self._file is None and self.is_empty(), "only an empty journal may begin later"
+        for number in segment_numbers(self.folder):
+            segment_path(self.folder, number).unlink()
+        self._index.reset()
+        self._number = position.segment + 1
+
+    def read(self, after: Position | None = None) -> Iterator[Entry]:
+        """See Appends. Cuts off a torn tail, with a warning. Reads from where the index stands, if that is earlier.
 
         Raises JournalDamaged, naming file and offset, where entries that were durable cannot be read.
         """
@@ -84,44 +92,54 @@ class Journal:
         numbers = segment_numbers(self.folder)
         if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise JournalDamaged(f"journal {self.folder} has segments {numbers}: some in between are missing; put them back")
+        indexed = self._trusted_index(numbers)
+        start = min(after, indexed) if after is not None and indexed is not None else None
+        for entry in self._read_from(numbers, start):
+            if indexed is None or entry.position > indexed:
+                self._index.note(entry.position, key_of(entry.record))
+            if after is None or entry.position > after:
+                yield entry
+        self._number = numbers[-1] if numbers else self._number
+        self._open_segment()
+        self._index.flush()
+
+    def _trusted_index(self, numbers: list[int]) -> Position | None:
+        """Up to where the index is right. One that knows of an entry that the log does not have belongs to another log."""
+        reached = self._index.reached
+        if reached is not None and (not numbers or reached.segment < numbers[0] or not self.has(reached)):
+            _log.warning("index of journal %s does not belong to it; it is made again", self.folder)
+            self._index.reset()
+        return self._index.reached
+
+    def _read_from(self, numbers: list[int], start: Position | None) -> Iterator[Entry]:
+        """Entries from a position on (None: all); the last torn tail is cut off."""
         for number in numbers:
             path = segment_path(self.folder, number)
-            for entry in read_segment(path, last=number == numbers[-1]):
+            if start is not None and number < start.segment:
+                continue
+            offset = start.offset if start is not None and number == start.segment else 0
+            for entry in read_segment(path, last=number == numbers[-1], offset=offset):
                 if isinstance(entry, TornTail):
                     _log.warning("journal %s: cut off %d bytes at byte %d that were never acknowledged: %s", path, entry.num_bytes, entry.offset, entry.why)
                     os.truncate(path, entry.offset)
                 else:
                     yield entry
-        self._number = numbers[-1] if numbers else 0
-        self._open_segment()
 
-    def append(self, record: dict[str, Any], payload: bytes = b"") -> asyncio.Future[Position]:
-        """Queues one entry at once, so order is the order of calls; the future gives its position when it is durable.
-
-        The future raises JournalFailed when it could not be made durable (the disk is full, for instance).
-        """
-        assert self._file is not None, "read the journal to its end before appending"
-        future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        if self._failure is not None:
-            future.set_exception(self._failure)
-            return future
-        body = msgpack.packb(record)
-        self._queue.append((body, payload, future))
-        self._add_pending(len(body) + len(payload))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="journal writer")
-        return future
-
-    async def drained(self) -> None:
-        """Returns once at most max_pending_bytes wait for the disk: callers that read from the network await it before each append."""
-        await self._room.wait()
+    def find(self, keys: Iterable[Key]) -> dict[Key, Position]:
+        wanted = set(keys)
+        found = self._index.find(wanted)
+        if found is not None:
+            return found
+        paths = [segment_path(self.folder, number) for number in segment_numbers(self.folder)]
+        entries = (entry for path in paths for entry in read_segment(path, last=path == paths[-1]) if isinstance(entry, Entry))
+        return {key: entry.position for entry in entries if (key := key_of(entry.record)) in wanted and key is not None}
 
     def payload(self, position: Position) -> bytes:
-        """The payload of the entry at a position. Raises JournalDamaged when there is no whole entry."""
+        """See Appends."""
         return next(self.payloads([position]))
 
     def payloads(self, positions: Iterable[Position]) -> Iterator[bytes]:
-        """The payloads of the entries at positions, each checked. Raises JournalDamaged when one is not whole."""
+        """See Appends; each segment is opened once, and each entry checked."""
         with ExitStack() as opened:
             files: dict[int, tuple[int, int]] = {}  # segment to descriptor and bytes
             for position in positions:
@@ -141,87 +159,92 @@ class Journal:
             segment_path(self.folder, number).unlink()
         if numbers:
             _sync_folder(self.folder)
+            self._thread.submit(self._index.forget, numbers[-1] + 1).result()
         return len(numbers)
 
-    async def close(self) -> None:
-        """Waits for what is queued, then lets others open the journal."""
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
-        self._thread.shutdown()
+    def bytes_since(self, position: Position | None) -> int:
+        numbers = [number for number in segment_numbers(self.folder) if position is None or number >= position.segment]
+        total = sum(segment_path(self.folder, number).stat().st_size for number in numbers)
+        return max(0, total - (position.offset if position is not None and position.segment in numbers else 0))
+
+    def _shut(self) -> None:
+        self._index.close()
         if self._file is not None:
             os.close(self._file)
             self._file = None
         os.close(self._lock)
 
-    async def _write_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._queue and self._failure is None:
-            batch, self._queue = self._queue, []
-            try:
-                positions = await loop.run_in_executor(self._thread, self._write, batch)
-            except Exception as error:  # supervised edge: whatever it was, those who wait must hear of it
-                path = segment_path(self.folder, self._number)
-                why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-                self._failure = JournalFailed(f"journal {path} could not be written at byte {self._durable}: {why}; make room or repair the disk, then restart")
-                self._fail([*batch, *self._queue])
-                return
-            for (body, payload, future), position in zip(batch, positions, strict=True):
-                self._add_pending(-len(body) - len(payload))
-                if not future.done():
-                    future.set_result(position)
-
-    def _fail(self, items: list[Item]) -> None:
-        self._queue = []
-        self._add_pending(-self._pending_bytes)
-        for _, _, future in items:
-            if not future.done():
-                assert self._failure is not None
-                future.set_exception(self._failure)
-
-    def _add_pending(self, num_bytes: int) -> None:
-        self._pending_bytes += num_bytes
-        if self._pending_bytes <= self._max_pending_bytes:
-            self._room.set()
-        else:
-            self._room.clear()
-
     def _write(self, batch: list[Item]) -> list[Position]:
-        """In the thread: one batch, durable when it returns. After an error the segment ends where it was durable before."""
+        """See Appends. After a failure the segment ends where it was durable before. A disk without room is waited for: nothing is
+        acknowledged meanwhile, so actors, leases and batches wait too, and nothing is lost."""
+        assert self._file is not None, "read the journal to its end before appending"
+        waiting = False
+        while True:
+            try:
+                positions = self._write_durably(batch)
+                if waiting:
+                    _log.warning("journal %s: there is room again", self.folder)
+                return positions
+            except OSError as error:
+                path = segment_path(self.folder, self._number)
+                if error.errno not in NO_ROOM or self._closing.wait(ROOM_S):
+                    raise JournalFailed(f"journal {path} could not be written at byte {self._durable}: {error.strerror}; make room or repair the disk, then restart") from error
+                if not waiting:
+                    _log.error("journal %s: %s at byte %d; nothing is taken and training waits until there is room", path, error.strerror, self._durable)
+                waiting = True
+
+    async def close(self) -> None:
+        self._closing.set()
+        await super().close()
+
+    def _write_durably(self, batch: list[Item]) -> list[Position]:
         if self._durable >= self._segment_bytes:
             self._next_segment()
         assert self._file is not None
         buffers: list[bytes] = []
         positions: list[Position] = []
         offset = self._durable
-        for body, payload, _ in batch:
+        for body, payload, *_ in batch:
             positions.append(Position(self._number, offset))
             buffers += (head(body, payload, self._durable), body, payload)
             offset += HEAD_BYTES + len(body) + len(payload)
         try:
             _write_buffers(self._file, buffers)
+            faultpoints.point("before_fsync")
             os.fdatasync(self._file)
         except Exception:
             os.ftruncate(self._file, self._durable)
             raise
+        faultpoints.point("after_fsync")
         self.num_syncs += 1
         self._durable = offset
+        for position, (_, _, key, _) in zip(positions, batch, strict=True):
+            self._index.note(position, key)
         return positions
 
     def _next_segment(self) -> None:
-        assert self._file is not None
-        os.close(self._file)
-        self._number += 1
-        self._open_segment()
+        old, self._number = self._file, self._number + 1
+        assert old is not None
+        try:
+            self._open_segment()
+        except OSError:
+            self._number -= 1
+            raise
+        os.close(old)
 
     def _open_segment(self) -> None:
         """Opens the segment for appends; a new or headless one gets its header, durably, name included."""
-        self._file = os.open(segment_path(self.folder, self._number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._durable = os.fstat(self._file).st_size
-        if self._durable == 0:
-            _write_buffers(self._file, [HEADER])
-            self._durable = len(HEADER)
-        os.fdatasync(self._file)
-        _sync_folder(self.folder)
+        file = os.open(segment_path(self.folder, self._number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            if os.fstat(file).st_size < len(HEADER):  # new, or what a full disk left of one
+                os.ftruncate(file, 0)
+                _write_buffers(file, [HEADER])
+            os.fdatasync(file)
+            _sync_folder(self.folder)
+        except OSError:
+            os.close(file)
+            raise
+        self._file, self._durable = file, os.fstat(file).st_size
 
 
 def _lock(folder: Path) -> int:

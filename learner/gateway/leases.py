@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from learner.gateway import killpoints
 from learner.gateway.account import Record
 from learner.gateway.attendance import Attendance
 from learner.gateway.books import Books
 from learner.gateway.catalog import Catalog, Shelf
+from learner.gateway.clock import LeaseClock
 from learner.gateway.groups import Group
 from learner.gateway.refusals import precondition
+from protos import faultpoints
 
 logger = logging.getLogger("headrace.learner.leases")
 
@@ -56,6 +56,7 @@ class LeaseDesk:
         self._lapse_s = lapse_s
         self._silence_s = silence_s
         self._groups_wanted = groups_wanted
+        self._clock = LeaseClock(latest_lapse=books.ledger.latest_lapse(), lapse_s=lapse_s)
         attendance.lost.append(self.release)
         attendance.changed.append(books.bell.ring)
 
@@ -88,7 +89,7 @@ class LeaseDesk:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         while True:
-            self._free(self._books.ledger.expire(time.time()))
+            self._free(self._books.ledger.expire(self._clock.now_s()))
             if loop.time() - started_s > self._silence_s:
                 self._free_absent()
             await asyncio.sleep(min(1.0, self._lapse_s / 4, self._silence_s / 4))
@@ -107,7 +108,7 @@ class LeaseDesk:
 
     def _next(self, holder: str, catalog: Catalog) -> Loan | None:
         """Lends one group: those that were lent before first."""
-        ledger, now = self._books.ledger, time.time()
+        ledger, now = self._books.ledger, self._clock.now_s()
         lease_id = uuid.uuid4().hex
         record: Record
         if ledger.next_release() is not None:
@@ -130,7 +131,7 @@ class LeaseDesk:
             for loan in loans:
                 self._books.commit(self._books.ledger.release_lease(loan.lease_id, in_good_order=True))
             raise
-        killpoints.reach("after_lease_before_answer")
+        faultpoints.point("after_lease_before_answer")
 
     def _free(self, record: Record | None) -> None:
         if record is not None:

@@ -86,6 +86,10 @@ class Ledger:
         """When `expire` will next have something to do; None when nothing is leased."""
         return min((group.lease.lapse_at for group in self.account.groups.values() if group.lease), default=None)
 
+    def latest_lapse(self) -> float | None:
+        """When the last running lease lapses; None when nothing is leased."""
+        return max((group.lease.lapse_at for group in self.account.groups.values() if group.lease), default=None)
+
     def group(self, group_id: str) -> Group | None:
         """A group to look at, never to change; None when it is unknown, dropped, or trained and covered."""
         seq = seq_of(group_id)
@@ -102,6 +106,11 @@ class Ledger:
         account = self.account
         return Counts(leased=account.next_seq, trained=account.num_trained, dropped=dict(account.dropped), open=account.num_open, waiting=len(account.waiting))
 
+    def num_uncovered(self, policy_step: int) -> int:
+        """Groups that a cut of `policy_step` does not make superfluous: open ones, and those closed since."""
+        account = self.account
+        return account.num_open + sum(len(plan.groups) for step, plan in account.closed.items() if step >= policy_step)
+
     def trained_tokens_by_staleness(self) -> dict[int, int]:
         return {age: count for age, count in sorted(self.account.tokens_by_staleness.items()) if count}
 
@@ -109,6 +118,12 @@ class Ledger:
         """(group_id, sample_index) of every payload that may still be needed: open groups, and closed ones that no cut covers."""
         for group in self.account.groups.values():
             for index in sorted(group.samples):
+                yield group.group_id, index
+
+    def unfinished(self) -> Iterator[tuple[str, int]]:
+        """As `retained`, of the groups that are not closed: what the newest policy's cut needs to stand alone."""
+        for group in self.account.groups.values():
+            for index in sorted(group.samples) if group.place != "closed" else ():
                 yield group.group_id, index
 
     def table(self, plan: Plan) -> list[Row]:

@@ -27,6 +27,12 @@ class Stats:
     tokens_by_staleness: dict[int, int]
 
 
+NO_STATS = Stats(
+    trainer_wait_s=0.0, replica_idle_share=0.0, num_open=0, num_waiting=0, oldest_open_s=0.0, num_dropped={}, num_leased=0, num_trained=0,
+    num_generated_tokens=0, num_replicas=0, tokens_by_staleness={},
+)  # fmt: skip
+
+
 class Meter:
     """Remembers what replicas had done at the last reading."""
 

@@ -72,8 +72,8 @@ def head(body: bytes, payload: bytes, durable_bytes: int) -> bytes:
     return _MARKER + fields + _crc(fields, body, payload).to_bytes(4, "little")
 
 
-def read_segment(path: Path, *, last: bool) -> Iterator[Entry | TornTail]:
-    """The entries of one segment in order; in the last one, a torn tail may come at the end.
+def read_segment(path: Path, *, last: bool, offset: int = 0) -> Iterator[Entry | TornTail]:
+    """The entries of one segment in order, from an entry's offset on (0: all); in the last one, a torn tail may come at the end.
 
     Raises JournalDamaged for an unknown schema, and for an entry that was durable once and is not whole now.
     """
@@ -85,7 +85,7 @@ def read_segment(path: Path, *, last: bool) -> Iterator[Entry | TornTail]:
             yield TornTail(offset=0, num_bytes=len(start), why="its header is not whole")
             return
         _check_header(path, start)
-        offset = len(HEADER)
+        offset = max(offset, len(HEADER))
         while offset < end:
             entry = read_entry(file.fileno(), Position(number, offset), end)
             if isinstance(entry, str):

@@ -9,7 +9,7 @@ from learner.gateway.account import Record
 from learner.gateway.duty import Post
 
 KEPT_PUBLICATIONS = 2
-TYPES = frozenset({"registered", "assembled", "prompts"})  # records that are the gateway's own
+TYPES = frozenset({"registered", "assembled", "prompts", "cut_asked", "payload"})  # records that are the gateway's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Standing:
     published: tuple[Publication, ...] = ()  # the newest last
 
     def apply(self, record: Record) -> Standing:
-        """After a record; the account's own kinds change nothing, but for `published`."""
+        """After a record; the account's own kinds change nothing, but for `published` and `continued`."""
         match record["type"]:
             case "registered":
                 return replace(self, post=Post.from_record(record), assembled=False)
@@ -40,6 +40,8 @@ class Standing:
                 return replace(self, assembled=True)
             case "prompts":
                 return replace(self, fingerprint=record["fingerprint"])
+            case "continued":
+                return replace(self, post=None, assembled=False, published=())
             case "published":
                 new = Publication(version=record["version"], lineage=record["lineage"], policy_step=record["step"], snapshot_dir=record["snapshot_dir"])
                 return replace(self, published=(*self.published, new)[-KEPT_PUBLICATIONS:])

@@ -15,7 +15,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -34,6 +34,7 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         num_waiting=counts.waiting,
         run_dir=str(config.run_dir),
         finished=finished,
+        alarm=alarm,
     )
 
 

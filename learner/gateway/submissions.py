@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learner.gateway import killpoints
 from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
 from learner.gateway.trajectories import facts_of
+from protos import faultpoints
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
 logger = logging.getLogger("headrace.learner.submissions")
@@ -58,8 +58,9 @@ class Submissions:
                     raise item
                 receipts, durable = item
                 await asyncio.shield(durable)
-                killpoints.reach("after_fsync_before_receipt")
+                faultpoints.point("after_fsync_before_receipt")
                 await write(receipts)
+                faultpoints.point("after_receipt")
         finally:
             taker.cancel()
 

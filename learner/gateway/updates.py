@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,8 +98,8 @@ class Updates:
         self._run: _Run | None = None
         self._blamed: set[Member] = set()  # in earlier attempts of this version
         self._has: dict[Member, int] = {}  # newest version that a replica reported whole
-        # Unique over restarts of the gateway, since trainers and replicas outlive it: no clock makes an epoch a millisecond.
-        self._last_number = time.time_ns() // 1_000_000
+        # Unique over restarts of the gateway, since trainers and replicas outlive it; drawn, since a clock may be set back.
+        self._last_number = secrets.randbits(48)
         self._group: tuple[int, tuple[Member, ...], str] | None = None  # of the last epoch that ended well
         attendance.reported.append(self.report)
         attendance.lost.append(self.lost)

@@ -67,6 +67,10 @@ class Versions:
         self._by_number[version.number] = version
         self.last_number = version.number
 
+    def skip(self, count: int) -> None:
+        """Leaves out numbers that may have been used without this account knowing."""
+        self.last_number += count
+
     def leave(self, cut: int) -> None:
         """A rollback to `cut` whose plans will not be replayed: what was drawn past it belongs to another history."""
         self._by_number = {n: replace(v, branch=min(v.branch, cut)) for n, v in self._by_number.items()}

@@ -82,7 +82,10 @@ def weights(value: manifest_pb2.Manifest | Chunk) -> learner_pb2.FetchWeightsRes
 
 def header(decision: Decision, num_rows: int) -> feed_pb2.TakeBatchResponse:
     table = [_table_row(row, owner) for row, owner in decision.table]
-    value = feed_pb2.BatchHeader(policy_step=decision.policy_step, table=table, end_of_run=decision.end_of_run, stats=_stats(decision.stats), num_rows=num_rows)
+    value = feed_pb2.BatchHeader(
+        policy_step=decision.policy_step, table=table, end_of_run=decision.end_of_run, stats=_stats(decision.stats), num_rows=num_rows,
+        save_first=decision.save_first, leave=decision.leave,
+    )  # fmt: skip
     return feed_pb2.TakeBatchResponse(header=value)
 
 

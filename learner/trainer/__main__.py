@@ -13,25 +13,29 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from learner.config import LearnerConfig
-from learner.process import complain, die_with_parent, log_to_stderr, read_config
-from learner.trainer.checkpoint import Saver, restore
+from learner.process import complain, die_with_parent, log_to_stderr, next_incarnation, read_config
+from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
+from learner.trainer.companions import followed, load_companions
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
 from learner.trainer.model import load_policy
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
 from learner.trainer.world import Place, World, joined, resolve_device
 from learner.weights.push import Pusher, store_host
 from learner.weights.snapshot import SnapshotWriter, snapshot_root
+from protos import faultpoints
 from protos.identity import resolve_model
 
 _LOG = logging.getLogger("headrace.learner.trainer")
@@ -44,8 +48,9 @@ def main() -> int:
         die_with_parent(arguments.parent)
     log_to_stderr()
     try:
+        faultpoints.check()
         config = read_config(arguments.config)
-        place = _place(arguments)
+        place = _place(arguments, config.run_dir)
         device = resolve_device(config.trainer.device, place.rank, place.size)
         model_dir = resolve_model(config.model)
     except ValueError as error:
@@ -57,7 +62,7 @@ def main() -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         with joined(place, device) as world:
-            return _work(config, world, model_dir, stop)
+            return _work(config, world, model_dir, arguments.gateway, stop)
     except RunFailed as error:
         return complain(f"the run cannot go on: {error}")
     except Superseded as error:
@@ -75,13 +80,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--world-size", type=int)
     parser.add_argument("--incarnation", type=int)
     parser.add_argument("--rendezvous", default="")
+    parser.add_argument("--gateway", default="", help="host:port of the gateway; empty: what it wrote into the run folder")
     parser.add_argument("--parent", type=int, default=0, help="process to die with")
     return parser.parse_args()
 
 
-def _place(arguments: argparse.Namespace) -> Place:
+def _place(arguments: argparse.Namespace, run_dir: Path) -> Place:
     if arguments.rank is None:
-        return Place.from_environment()
+        place = Place.from_environment()
+        return place if place.rank else replace(place, incarnation=next_incarnation(run_dir))
     return Place(rank=arguments.rank, size=arguments.world_size or 1, rendezvous=arguments.rendezvous, incarnation=arguments.incarnation)
 
 
@@ -96,19 +103,21 @@ def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
     raise TimeoutError(f"no gateway wrote {path} within {limit_s} s")
 
 
-def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.Event) -> int:
+def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, stop: threading.Event) -> int:
     """Sets everything up, trains, and ends in good order."""
     try:
+        objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
         policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
+        companions = load_companions(config, policy, model_dir, world)
     except ValueError as error:
         return complain(str(error))
-    address = gateway_address(config.run_dir)
+    address = gateway or gateway_address(config.run_dir)
     feed = Feed(address, incarnation=world.incarnation, rank=world.rank)
     registration = feed.register(world.size)
-    torch.manual_seed(config.seed + world.rank)
+    seed_all(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer)
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions))
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     writer = SnapshotWriter(
@@ -118,11 +127,13 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, stop: threading.
     parts = Parts(
         config=config,
         feed=feed,
+        objective=objective,
+        companions=companions,
         policy=policy,
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
-        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=(config.algorithm.clip_low, config.algorithm.clip_high)),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions)),
+        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
         clock=Clock(),
         stop=stop,
     )

@@ -3,9 +3,10 @@
     training thread:  start ──▶ forward, backward ... ──▶ next update     (waits before it until the copy is whole)
     save thread:           copy state ─────▶ dcp.save over its own process group ──▶ rank 0: SaveCut marks the cut
 
-Weights and moments change in an update and nowhere else, so the copy is made while the next batch is already computed, and is one
-moment's state all the same; random state and counters are taken at once. Copies go to the same memory from save to save. A save that fails on any rank fails on all
-(the checkpoint library gathers every rank's error), is cleaned up, counted and reported; training goes on.
+Weights and moments change in an update and a reference's weights right after it, and nowhere else, and both wait for the copy. So it is
+made while the next batch is already computed, and is one moment's state all the same; random state and counters are taken at once.
+Copies go to the same memory from save to save. A save that fails on any rank fails on all (the checkpoint library gathers every
+rank's error), is cleaned up, counted and reported; training goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from learner.sums import write_sums
 from learner.trainer.feed import Feed
 from learner.trainer.optimizer import Optimizer
 from protos import faultpoints
@@ -34,9 +36,13 @@ from protos import faultpoints
 _LOG = logging.getLogger("headrace.learner.checkpoint")
 
 
-def training_state(model: nn.Module, optimizer: Optimizer, policy_step: int) -> dict[str, Any]:
-    """Everything a cut holds, as tensors that share memory with the live ones (loading writes into them)."""
+def training_state(model: nn.Module, optimizer: Optimizer, policy_step: int, reference: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Everything a cut holds, as tensors that share memory with the live ones (loading writes into them).
+
+    reference: weights of a KL reference that follows the policy; None or empty: there is none.
+    """
     return {
+        **({"reference": dict(reference)} if reference else {}),
         "model": {name: parameter.detach() for name, parameter in model.named_parameters()},
         "optimizer": optimizer.state(),
         "counters": {name: torch.tensor(value) for name, value in _counters(optimizer, policy_step).items()},
@@ -46,6 +52,13 @@ def training_state(model: nn.Module, optimizer: Optimizer, policy_step: int) -> 
 
 def _counters(optimizer: Optimizer, policy_step: int) -> dict[str, int]:
     return {"policy_step": policy_step, "updates": optimizer.num_updates, "skipped": optimizer.num_skipped}
+
+
+def seed_all(seed: int) -> None:
+    """Every generator that random_state saves begins from the run's seed; a restore comes after it, never before."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def random_state() -> dict[str, Tensor]:
@@ -76,12 +89,12 @@ def set_random_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def restore(folder: Path, model: nn.Module, optimizer: Optimizer) -> int:
+def restore(folder: Path, model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor] | None = None) -> int:
     """Loads a cut into model and optimizer, at any world size; its policy step. Collective.
 
     Ranks beyond the number that saved keep the random state they have.
     """
-    state = training_state(model, optimizer, 0)
+    state = training_state(model, optimizer, 0, reference)
     saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     own = f"random.rank-{dist.get_rank()}.torch"
     if own not in saved:
@@ -122,9 +135,10 @@ class SaveReport:
 class Saver:
     """Saves cuts one after another in a thread of its own. Example: `saver.start(policy_step=10)`, later `saver.wait()`."""
 
-    def __init__(self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save) -> None:
-        """Collective: makes the process group that saves use, so that they never mix with training's collectives."""
+    def __init__(self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save, reference: Callable[[], Mapping[str, Tensor]] = dict) -> None:
+        """Collective: makes the process group that saves use, so that they never mix with training's collectives. reference: its weights now, see training_state."""
         self._folder, self._model, self._optimizer, self._feed, self._write = folder, model, optimizer, feed, write
+        self._reference = reference
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._copies: dict[str, Any] | None = None
@@ -138,14 +152,14 @@ class Saver:
         """Begins a save of the state as it is now; a save still running is waited for first. `settle` goes before the next change."""
         started = time.monotonic()
         self.wait()
-        state = training_state(self._model, self._optimizer, policy_step)
+        state = training_state(self._model, self._optimizer, policy_step, self._reference())
         self._copied.clear()
         self._thread = threading.Thread(target=self._save, args=(policy_step, state, started), name="save", daemon=True)
         self._thread.start()
         self._blocked_s = time.monotonic() - started
 
     def settle(self) -> None:
-        """Returns once weights and moments may change: the copy of the save that runs is whole."""
+        """Returns once weights (a reference's too) and moments may change: the copy of the save that runs is whole."""
         started = time.monotonic()
         self._copied.wait()
         self._blocked_s += time.monotonic() - started
@@ -169,12 +183,26 @@ class Saver:
             dist.barrier(group=self._group)
             faultpoints.point("trainer_save")
             self._write(state, checkpoint_id=cut, process_group=self._group)
+            self._sum(cut)
             marked = self._feed.save_cut(policy_step, str(cut)) if dist.get_rank() == 0 else ""
             self.report = SaveReport(num_saved=before.num_saved + 1, num_failed=before.num_failed, blocked_s=self._blocked_s, seconds=time.monotonic() - started, last_cut=marked)
         except (Exception, dcp.CheckpointException) as error:  # supervised edge; the library's own error is no Exception
             _LOG.error("save of step %d failed on this or another rank: %s: %s", policy_step, type(error).__name__, error)
             self.report = SaveReport(num_saved=before.num_saved, num_failed=before.num_failed + 1, blocked_s=self._blocked_s, seconds=before.seconds, last_cut=before.last_cut)
             self._clean_up(policy_step, cut, error)
+
+    def _sum(self, cut: Path) -> None:
+        """Every rank leaves the checksums of what it wrote. Collective; raises OSError on all ranks when it failed on one."""
+        rank, failure = dist.get_rank(), None
+        try:
+            names = sorted(path.name for path in cut.glob(f"__{rank}_*"))
+            write_sums(cut, [*names, ".metadata"] if rank == 0 else names, cut / f"sums-{rank}.json")
+        except OSError as error:
+            failure = error
+        failed = torch.tensor(int(failure is not None))
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
+        if failed:
+            raise failure or OSError("checksums could not be written on another rank")
 
     def _clean_up(self, policy_step: int, cut: Path, error: BaseException) -> None:
         if dist.get_rank() != 0:

@@ -98,7 +98,15 @@ def decode_sample(message: trajectory_pb2.Trajectory) -> Sample:
         loss_mask=torch.from_numpy(mask.astype(np.bool_)),
         text=message.text,
         versions=tuple(span.version for span in message.spans),
+        token_versions=_token_versions(message),
     )
+
+
+def _token_versions(message: trajectory_pb2.Trajectory) -> Tensor | None:
+    """Version of each completion token; None for a message that says nothing of versions."""
+    if not message.spans:
+        return None
+    return torch.cat([torch.full((span.end - span.start,), span.version, dtype=torch.int64) for span in message.spans])
 
 
 def _ids(array: trajectory_pb2.PackedArray) -> npt.NDArray[np.int64]:

@@ -29,23 +29,25 @@ def export(*, snapshot_dir: Path, model_dir: Path, out_dir: Path) -> None:
     made = out_dir.with_name(out_dir.name + ".tmp")
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
-    _copy_companions(model_dir, made)
-    _write_config(model_dir, made, manifest)
+    copy_companions(model_dir, made)
+    write_config(model_dir, made, manifest.tensors[0].dtype)
     _write_tensors(snapshot_dir, made / "model.safetensors", manifest)
     shutil.rmtree(out_dir, ignore_errors=True)
     made.rename(out_dir)
 
 
-def _copy_companions(model_dir: Path, out_dir: Path) -> None:
+def copy_companions(model_dir: Path, out_dir: Path) -> None:
+    """Tokenizer, template and generation settings of a model, as they are."""
     for path in sorted(model_dir.iterdir()):
         if path.is_file() and path.suffix in _COPIED and path.name != "config.json" and not path.name.endswith(".index.json"):
             shutil.copyfile(path, out_dir / path.name)
 
 
-def _write_config(model_dir: Path, out_dir: Path, manifest: manifest_pb2.Manifest) -> None:
+def write_config(model_dir: Path, out_dir: Path, dtype: str) -> None:
+    """The model's config.json, saying the dtype of what is saved."""
     config = json.loads((model_dir / "config.json").read_text())
     config.pop("torch_dtype", None)
-    config["dtype"] = manifest.tensors[0].dtype
+    config["dtype"] = dtype
     (out_dir / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

@@ -52,6 +52,14 @@ class Registration:
     lineage: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What all ranks do instead of training a batch. Example: Order(save=True, leave=True): cut, then exit."""
+
+    save: bool  # a cut of the policy step as it is
+    leave: bool
+
+
 class Feed:
     """Blocking calls to the gateway. Example: `feed = Feed("127.0.0.1:7430", incarnation=ns, rank=0); feed.register(world_size=2)`"""
 
@@ -88,23 +96,31 @@ class Feed:
         answer = self._call("Register", request)
         return Registration(run_id=answer.run_id, cut_dir=answer.cut_dir, policy_step=answer.policy_step, lineage=answer.lineage)
 
-    def take_batch(self, policy_step: int, *, stop: threading.Event) -> Batch | None:
-        """The batch of a step; None when there will be no more. Raises Leave when `stop` is set and no batch comes soon after."""
-        future = self._run(self._patient(lambda: self._take(policy_step)))
-        waited_s = 0.0
+    def take_batch(self, policy_step: int, *, stop: threading.Event) -> Batch | Order | None:
+        """The batch of a step, or what to do instead; None when there will be no more.
+
+        Once `stop` is set the gateway is asked to let all ranks leave. Raises Leave when no gateway answers that.
+        """
+        asked, told, waited_s = self._ask(policy_step, leaving=False), False, 0.0
         while True:
             try:
-                return future.result(timeout=_POLL_S)  # type: ignore[no-any-return]
+                return asked.result(timeout=_POLL_S)  # type: ignore[no-any-return]
             except TimeoutError:
-                if future.done():
+                if asked.done():
                     raise
-            waited_s = waited_s + _POLL_S if stop.is_set() else 0.0
+            if stop.is_set() and not told:
+                asked.cancel()
+                asked, told = self._ask(policy_step, leaving=True), True
+            waited_s += _POLL_S if told else 0.0
             if waited_s > _LEAVE_AFTER_S:
-                future.cancel()
+                asked.cancel()
                 raise Leave(f"told to stop while waiting for the batch of step {policy_step}")
 
-    async def _take(self, policy_step: int) -> Batch | None:
-        request = feed_pb2.TakeBatchRequest(incarnation=self._incarnation, rank=self._rank, policy_step=policy_step, rows_bytes=_ROWS_BYTES)
+    def _ask(self, policy_step: int, *, leaving: bool) -> Future[Any]:
+        return self._run(self._patient(lambda: self._take(policy_step, leaving=leaving)))
+
+    async def _take(self, policy_step: int, *, leaving: bool) -> Batch | Order | None:
+        request = feed_pb2.TakeBatchRequest(incarnation=self._incarnation, rank=self._rank, policy_step=policy_step, leaving=leaving, rows_bytes=_ROWS_BYTES)
         header: feed_pb2.BatchHeader | None = None
         rows: list[trajectory_pb2.Trajectory] = []
         async for message in self._stub.TakeBatch(request, timeout=rpc.deadline_s("TakeBatch")):
@@ -116,6 +132,8 @@ class Feed:
             raise ValueError(f"the batch of step {policy_step} came without a header")
         if header.num_rows != len(rows):
             raise ValueError(f"the batch of step {policy_step} announced {header.num_rows} rows and brought {len(rows)}")
+        if header.save_first or header.leave:
+            return Order(save=header.save_first, leave=header.leave)
         return None if header.end_of_run else checked_batch(header, rows, rank=self._rank)
 
     def close_batch(self, policy_step: int, *, snapshot_dir: str, will_save: bool) -> tuple[int, int]:

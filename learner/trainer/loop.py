@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from learner.config import LearnerConfig
-from learner.trainer import table
 from learner.trainer.checkpoint import Saver
 from learner.trainer.clock import Clock
-from learner.trainer.feed import Feed
+from learner.trainer.companion import Companion
+from learner.trainer.decode import Batch
+from learner.trainer.feed import Feed, Order
 from learner.trainer.model import Policy
+from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Published, Publisher
 from learner.trainer.record import Recorder
@@ -27,7 +31,9 @@ class Parts:
 
     config: LearnerConfig
     feed: Feed
+    objective: Objective
     policy: Policy
+    companions: Mapping[Literal["reference", "teacher"], Companion]  # second models, empty for most algorithms
     optimizer: Optimizer
     publisher: Publisher
     saver: Saver
@@ -49,17 +55,20 @@ def run(parts: Parts, step: int) -> End:
     config, clock, leaving = parts.config, parts.clock, False
     published = parts.publisher.publish(step, will_save=False)
     while not leaving:
-        with clock.time("wait"):
-            batch = parts.feed.take_batch(step, stop=parts.stop)
-        if batch is None:
-            return End(published=published, finished=True)
+        batch = next_batch(parts, step)
+        if not isinstance(batch, Batch):
+            return End(published=published, finished=batch is None)
+        faultpoints.point("trainer_batch")
         with clock.time("train"):
-            minibatches = table.cut(batch.table, num_minibatches=config.optimizer.minibatches, normalize=config.algorithm.normalize)
+            minibatches = parts.objective.minibatches(batch.table, num=config.optimizer.minibatches)
             result = train_step(
-                parts.policy, parts.optimizer, batch.samples, minibatches, algorithm=config.algorithm, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix
+                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix, companions=parts.companions
             )
         faultpoints.point("trainer_update")
         step, leaving = step + 1, any_rank(parts.stop.is_set())
+        parts.saver.settle()  # a step without signal has made no update, which would have waited
+        for companion in parts.companions.values():
+            companion.follow(parts.policy, step)
         will_save = leaving or save_is_due(step, every_steps=config.checkpoint.every_steps, last_step=config.steps)
         with clock.time("snapshot"):
             published = parts.publisher.publish(step, will_save=will_save)
@@ -68,6 +77,22 @@ def run(parts: Parts, step: int) -> End:
                 parts.saver.start(step)
         parts.recorder.step(batch, result, published, parts.saver.report, parts.publisher.pusher.metrics(), clock.take())
     return End(published=published, finished=False)
+
+
+def next_batch(parts: Parts, step: int) -> Batch | Order | None:
+    """The batch of a step, cuts made in between where the gateway wants one first; an order to leave; None: the run is over."""
+    while True:
+        with parts.clock.time("wait"):
+            batch = parts.feed.take_batch(step, stop=parts.stop)
+        if not isinstance(batch, Order):
+            return batch
+        if batch.save:
+            with parts.clock.time("save"):
+                parts.saver.start(step)
+                parts.saver.wait()
+                dist.barrier()  # the gateway forgets the order when rank 0 has reported; nobody asks again before
+        if batch.leave:
+            return batch
 
 
 def save_is_due(step: int, *, every_steps: int | None, last_step: int) -> bool:

@@ -54,6 +54,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
 def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) -> dict[str, Any]:
     """Loss, norm, clipping, ratio, mismatch and entropy. Only tokens that were computed count: those of samples with an advantage."""
     num_targets = result.sums.get("targets", 0.0)
+    more = sorted(result.sums.keys() - {"targets", "input_tokens", "neg_logprob", "ratio", "clipped_high", "clipped_low", "clipped_dual"})
     share = {name: result.sums.get(name, 0.0) / num_targets if num_targets else 0.0 for name in ("clipped_high", "clipped_low", "clipped_dual", "ratio", "neg_logprob")}
     mismatch = mismatch_summary(result.log_ratio, clip_low=clip_low, clip_high=clip_high)
     return {
@@ -71,6 +72,7 @@ def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) 
         "entropy_estimate": share["neg_logprob"],
         "computed_tokens": int(num_targets),
         "input_tokens": int(result.sums.get("input_tokens", 0.0)),
+        "loss_terms": {name: result.sums[name] / num_targets for name in more if num_targets},
         "mismatch": {name: float(value) for name, value in mismatch.items()},
         "mismatch_kl": float(mismatch["kl_k3"]) if mismatch else 0.0,
     }

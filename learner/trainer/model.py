@@ -33,8 +33,11 @@ class Policy(nn.Module):
         self._temperature = temperature
         self._chunk_tokens = chunk_tokens
 
-    def forward(self, row: Row) -> Tensor:
-        """Log-probs [num_targets] of a row's targets under softmax(logits / temperature), at least float32."""
+    def forward(self, row: Row, *, with_entropy: bool = False) -> Tensor:
+        """Log-probs [num_targets] of a row's targets under softmax(logits / temperature), at least float32.
+
+        with_entropy: [2, num_targets], log-probs and the entropy of the distribution that each target was drawn from.
+        """
         decoder = cast(nn.Module, self.causal_lm.base_model)
         mask = attention_mask(row.document, row.branch)
         output = decoder(input_ids=row.ids[None], position_ids=row.position[None], attention_mask=mask, use_cache=False)
@@ -43,7 +46,7 @@ class Policy(nn.Module):
             raise ValueError(f"the model answered {hidden.shape[0]} positions for {row.ids.numel()} ids; a model that inserts tokens cannot be trained here")
         head = output_head(self.causal_lm)
         bias = cast("Tensor | None", getattr(head, "bias", None))
-        return token_logprobs(hidden[row.query], cast(Tensor, head.weight), bias, row.target, temperature=self._temperature, chunk_tokens=self._chunk_tokens)
+        return token_logprobs(hidden[row.query], cast(Tensor, head.weight), bias, row.target, temperature=self._temperature, chunk_tokens=self._chunk_tokens, with_entropy=with_entropy)
 
 
 def output_head(causal_lm: nn.Module) -> nn.Module:

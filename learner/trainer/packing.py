@@ -15,20 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from learner.algorithms.proximal import token_staleness
 from learner.trainer.mask import PROMPT
 from learner.trainer.samples import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedSample:
-    """A sample with its advantage. Example: WeightedSample(sample=s, advantage=1.73)"""
+    """A sample with its advantage. Example: WeightedSample(sample=s, advantage=1.73, staleness=1)"""
 
     sample: Sample
     advantage: float
+    staleness: int = 0  # of its oldest token, in steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +51,14 @@ class Row:
     behaviour: Tensor  # float32 [num_targets]
     advantage: Tensor  # float32 [num_targets]
     sequence_tokens: Tensor  # int64 [num_targets], trained tokens of the sample that the target belongs to
+    sequence: Tensor  # int64 [num_targets], which sample of the row the target belongs to, from 0, not falling
+    num_sequences: int
+    staleness: Tensor  # int64 [num_targets], in steps
+    kept: Tensor  # bool [num_targets], False: masked by a choice over the whole batch
+    selected: Tensor  # bool [num_targets], True: held back by a choice over the whole batch
+    reference: Tensor | None = None  # float32 [num_targets], log-probs of the KL's reference model; None: there is none
+    teacher: Tensor | None = None  # float32 [num_targets], log-probs of the teacher; None: there is none
+    start: Tensor | None = None  # float32 [num_targets], log-probs at the start of the step; None: not computed apart
 
     @property
     def num_targets(self) -> int:
@@ -55,7 +66,9 @@ class Row:
 
     def to(self, device: torch.device) -> Row:
         """The same row on a device."""
-        return Row(**{field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value for name, value in values.items()}
+        return Row(**moved)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +156,8 @@ def _row(documents: Sequence[_Document]) -> Row:
     return Row(ids=torch.cat(ids), position=torch.cat(position), document=torch.cat(document_ids), branch=torch.cat(branch), **_targets(targets))
 
 
-def _targets(targets: Sequence[tuple[Tensor, WeightedSample]]) -> dict[str, Tensor]:
-    """The fields of Row that are [num_targets]: trained tokens only."""
+def _targets(targets: Sequence[tuple[Tensor, WeightedSample]]) -> dict[str, Any]:
+    """The fields of Row that are about targets: trained tokens only."""
     kept = [(queries, weighted, weighted.sample.loss_mask) for queries, weighted in targets]
     return {
         "query": torch.cat([queries[mask] for queries, _, mask in kept]),
@@ -152,11 +165,28 @@ def _targets(targets: Sequence[tuple[Tensor, WeightedSample]]) -> dict[str, Tens
         "behaviour": torch.cat([w.sample.behaviour[mask] for _, w, mask in kept]),
         "advantage": torch.cat([torch.full((int(mask.sum()),), w.advantage) for _, w, mask in kept]),
         "sequence_tokens": torch.cat([torch.full((int(mask.sum()),), int(mask.sum())) for _, _, mask in kept]),
+        "sequence": torch.cat([torch.full((int(mask.sum()),), number) for number, (_, _, mask) in enumerate(kept)]),
+        "num_sequences": len(kept),
+        "staleness": torch.cat([_staleness(w)[mask] for _, w, mask in kept]),
+        **_nothing_chosen(sum(int(mask.sum()) for _, _, mask in kept)),
     }
+
+
+def _staleness(weighted: WeightedSample) -> Tensor:
+    """Staleness of each completion token."""
+    versions = weighted.sample.token_versions
+    if versions is None:
+        return torch.full((weighted.sample.completion_ids.numel(),), weighted.staleness)
+    return token_staleness(weighted.staleness, versions)
+
+
+def _nothing_chosen(num_targets: int) -> dict[str, Tensor]:
+    return {"kept": torch.ones(num_targets, dtype=torch.bool), "selected": torch.zeros(num_targets, dtype=torch.bool)}
 
 
 def dummy_row() -> Row:
     """One token and nothing to train on: what a rank computes while others have rows left."""
     zero = torch.zeros(1, dtype=torch.int64)
     none, none_float = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    return Row(ids=zero, position=zero, document=zero, branch=zero, query=none, target=none, behaviour=none_float, advantage=none_float, sequence_tokens=none)
+    empty: dict[str, Any] = {"query": none, "target": none, "behaviour": none_float, "advantage": none_float, "sequence_tokens": none, "sequence": none, "num_sequences": 0, "staleness": none}
+    return Row(ids=zero, position=zero, document=zero, branch=zero, **{**empty, **_nothing_chosen(0)})

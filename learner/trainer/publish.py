@@ -38,5 +38,6 @@ class Publisher:
             numbers = torch.tensor(self._feed.close_batch(policy_step, snapshot_dir=str(snapshot.folder), will_save=will_save))
         dist.broadcast(numbers, src=0)
         version, lineage = numbers.tolist()
+        faultpoints.point("trainer_published")
         self.pusher.submit(version, snapshot)
         return Published(version=version, lineage=lineage, policy_step=policy_step, snapshot=snapshot)

@@ -12,6 +12,7 @@ from typing import Any
 
 from learner.trainer.checkpoint import SaveReport
 from learner.trainer.decode import Batch
+from learner.trainer.lines import Lines
 from learner.trainer.metrics import summary_of_batch, summary_of_result
 from learner.trainer.publish import Published
 from learner.trainer.update import StepResult
@@ -25,7 +26,8 @@ class Recorder:
 
     def __init__(self, run_dir: Path, *, active: bool, clip: tuple[float, float]) -> None:
         """active: False on ranks that write nothing. clip: (clip_low, clip_high) of the loss."""
-        self._run_dir, self._active, self._clip = run_dir, active, clip
+        self._active, self._clip = active, clip
+        self._files = {name: Lines(run_dir / name) for name in ("metrics.jsonl", "samples.jsonl")}
 
     def step(self, batch: Batch, result: StepResult, published: Published, saves: SaveReport, push: PushMetrics, seconds: Mapping[str, float]) -> None:
         """The line of one finished step."""
@@ -52,8 +54,7 @@ class Recorder:
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(_plain(line), allow_nan=False) + "\n" for line in lines)
-        with (self._run_dir / name).open("a", encoding="utf-8") as file:
-            file.write(text)
+        self._files[name].append(text)
 
 
 def _samples(batch: Batch, step: int) -> list[dict[str, Any]]:

@@ -24,10 +24,13 @@ class Sample:
     loss_mask: Tensor  # bool [num_completion_tokens], True where the policy drew the token
     text: str = ""  # for people
     versions: tuple[int, ...] = ()  # policy versions that drew it, in order; for people
+    token_versions: Tensor | None = None  # int64 [num_completion_tokens], version that drew each token; None: one for all
 
     def __post_init__(self) -> None:
         num_tokens = self.completion_ids.numel()
         lengths = {"logprobs": self.behaviour.numel(), "loss_mask": self.loss_mask.numel()}
+        if self.token_versions is not None:
+            lengths["token versions"] = self.token_versions.numel()
         for name, length in lengths.items():
             if length != num_tokens:
                 raise ValueError(f"sample ({self.group_id}, {self.sample_index}) has {num_tokens} completion ids but {length} {name}; each token needs exactly one")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from learner.algorithms.advantages import group_advantages, has_signal
+from learner.algorithms.rewards import has_signal
 
 SampleId = tuple[str, int]  # (group_id, sample_index)
 
@@ -60,7 +60,8 @@ class Minibatch:
     """
 
     advantages: Mapping[SampleId, float]  # samples whose gradient is not zero by construction
-    counts: Counts  # of all usable samples, those of advantage 0 as well
+    counts: Counts  # of all usable samples that are trained on, those of advantage 0 as well
+    staleness: Mapping[SampleId, int] = field(default_factory=dict)  # of the oldest token of each sample in `advantages`
 
 
 def groups_of(table: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -71,28 +72,25 @@ def groups_of(table: Sequence[Entry]) -> dict[str, list[Entry]]:
     return groups
 
 
-def cut(table: Sequence[Entry], *, num_minibatches: int, normalize: bool) -> list[Minibatch]:
-    """The batch as minibatches of whole groups, as equal in number as they can be, in table order."""
+def cut(table: Sequence[Entry], advantages: Mapping[SampleId, float], *, num_minibatches: int, train_all: bool = False, mask_truncated: bool = False) -> list[Minibatch]:
+    """The batch as minibatches of whole groups, as equal in number as they can be, in table order.
+
+    Samples of advantage 0 are left to the denominators, unless train_all says that they have a gradient too. With mask_truncated, samples cut
+    off at the length limit are in neither.
+    """
     groups = list(groups_of(table).values())
     bounds = [round(i * len(groups) / num_minibatches) for i in range(num_minibatches + 1)]
-    return [_minibatch(groups[start:end], normalize) for start, end in itertools.pairwise(bounds)]
+    parts = [[entry for group in groups[start:end] for entry in group] for start, end in itertools.pairwise(bounds)]
+    return [_minibatch([e for e in part if e.usable and e.num_trained_tokens and not (mask_truncated and e.truncated)], advantages, train_all) for part in parts]
 
 
-def _minibatch(groups: Sequence[Sequence[Entry]], normalize: bool) -> Minibatch:
-    usable = [entry for group in groups for entry in group if entry.usable and entry.num_trained_tokens]
-    advantages: dict[SampleId, float] = {}
-    for group in groups:
-        advantages.update(_advantages([entry for entry in group if entry.usable], normalize))
-    trained = {entry.id: advantages[entry.id] for entry in usable if advantages[entry.id] != 0.0}
-    return Minibatch(advantages=trained, counts=Counts(num_tokens=sum(e.num_trained_tokens for e in usable), num_sequences=len(usable)))
-
-
-def _advantages(usable: Sequence[Entry], normalize: bool) -> dict[SampleId, float]:
-    if not usable:
-        return {}
-    rewards = [entry.reward for entry in usable]
-    values = group_advantages(torch.tensor(rewards, dtype=torch.float64), normalize=normalize).tolist()
-    return {entry.id: value for entry, value in zip(usable, values, strict=True)}
+def _minibatch(usable: Sequence[Entry], advantages: Mapping[SampleId, float], train_all: bool) -> Minibatch:
+    trained = [entry for entry in usable if train_all or advantages[entry.id] != 0.0]
+    return Minibatch(
+        advantages={entry.id: advantages[entry.id] for entry in trained},
+        counts=Counts(num_tokens=sum(entry.num_trained_tokens for entry in usable), num_sequences=len(usable)),
+        staleness={entry.id: entry.staleness for entry in trained},
+    )
 
 
 def zero_signal_share(table: Sequence[Entry]) -> float:

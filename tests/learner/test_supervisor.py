@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,50 @@ def test_the_command_ends_with_2_and_lines_without_a_traceback(tmp_path: Path) -
     done = subprocess.run([sys.executable, "-m", "learner", "--config", str(path)], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 2
     assert all(line.startswith("headrace: ") for line in done.stderr.splitlines()) and "Traceback" not in done.stderr
+
+
+async def test_a_clock_that_was_set_back_makes_no_older_incarnation(tmp_path: Path) -> None:
+    scripts(tmp_path, trainer_0=["until-told", "exit 0"], trainer_1=["sleep 0.3 exit 1", "exit 0"])
+    future = time.time_ns() + 10**15
+    (tmp_path / "incarnation").write_text(f"{future}\n")
+    assert await supervise(tmp_path) == 0
+    assert [int(number) - future for number in starts(tmp_path, "trainer-0")] == [1, 2]
+    assert int((tmp_path / "incarnation").read_text()) == future + 2
+
+
+async def test_failures_between_which_the_run_came_further_are_not_in_a_row(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    patience = supervisor._Patience(tmp_path)
+    for step in range(2 * supervisor.MAX_FAILURES):
+        with metrics.open("a") as file:
+            file.write(json.dumps({"step": step + 1}) + "\n")
+        assert await patience.after(1.0)
+        assert patience.num_failures == 1
+
+
+async def test_doing_the_same_steps_again_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "sleep", no_time)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 3}\n')
+    patience = supervisor._Patience(tmp_path)
+    answers = []
+    for _ in range(supervisor.MAX_FAILURES + 1):
+        with metrics.open("a") as file:
+            file.write('{"step": 2}\n{"step": 3}\n{"st')
+        answers.append(await patience.after(1.0))
+    assert answers == [True] * supervisor.MAX_FAILURES + [False]
+
+
+async def no_time(seconds: float) -> None:
+    """Instead of asyncio.sleep."""
+
+
+@pytest.mark.parametrize(("line", "code"), [("sleep 0.3 exit 0", 0), ("say 'headrace: no such model' exit 2", 2)])
+async def test_the_gateway_alone_is_kept_until_it_ends_by_itself(tmp_path: Path, line: str, code: int) -> None:
+    scripts(tmp_path, gateway=["sleep 0.1 exit 1", line])
+    config, resolved = prepare(LearnerConfig.model_validate(settings(tmp_path)))
+    assert await asyncio.wait_for(Supervisor(config, resolved, gateway=FAKE, trainer=FAKE, gateway_only=True).run(), 30) == code
+    assert len(starts(tmp_path, "gateway")) == 2 and not (tmp_path / "trainer-0.started").exists()
 
 
 def test_a_second_learner_on_one_run_folder_is_refused_and_leaves_the_first_ones_files_alone(tmp_path: Path) -> None:

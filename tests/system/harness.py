@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,10 +97,14 @@ class Run:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self, name: str, module: str, config: dict[str, Any], env: dict[str, str], address_file: bool) -> Service:
+    def start(
+        self, name: str, module: str, config: dict[str, Any], env: dict[str, str], address_file: bool,
+        *, prefix: Sequence[str] = (), arguments: Sequence[str] = (),
+    ) -> Service:  # fmt: skip
+        """prefix: a command that runs the service; arguments: more of the service's."""
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(config))
-        command = [sys.executable, "-m", module, "--config", str(path)]
+        command = [*prefix, sys.executable, "-m", *module.split(), "--config", str(path), *arguments]
         listen = self.folder / f"{name}.address"
         listen.unlink(missing_ok=True)
         if address_file:
@@ -119,10 +123,10 @@ class Run:
         config = {"address": "127.0.0.1:0", "scorers": [{"name": "main", "use": scorer}], **settings}
         return self.start("reward", "reward_server", config, {}, address_file=True)
 
-    def start_learner(self, env: dict[str, str] | None = None, **settings: Any) -> Service:
-        """The same settings again on a restart unless told otherwise."""
+    def start_learner(self, env: dict[str, str] | None = None, *, prefix: Sequence[str] = (), arguments: Sequence[str] = (), **settings: Any) -> Service:
+        """The same settings again on a restart unless told otherwise. prefix, arguments: see start."""
         self.learner_config = _merge(_merge(self.defaults(), self.learner_config), settings)
-        return self.start("learner", "learner", self.learner_config, env or {}, address_file=False)
+        return self.start("learner", "learner", self.learner_config, env or {}, address_file=False, prefix=prefix, arguments=arguments)
 
     def defaults(self) -> dict[str, Any]:
         return {

@@ -18,6 +18,7 @@ def trained_groups(run: Run) -> list[tuple[int, list[str]]]:
     return [(line["step"], line["groups"]) for line in run.metrics()]
 
 
+@pytest.mark.slow
 def test_the_trainer_killed_two_steps_past_a_cut_uses_no_version_twice(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
@@ -73,6 +74,7 @@ def test_a_finished_run_ends_every_service_with_0_and_leaves_a_loadable_model(tm
         assert [line["step"] for line in run.metrics()] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_run_started_again_resumes_from_its_last_cut(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()

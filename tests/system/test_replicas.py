@@ -30,6 +30,7 @@ def balanced(status: learner_pb2.GetStatusResponse) -> bool:
     return status.num_leased == status.num_trained + sum(status.num_dropped.values()) + status.num_open
 
 
+@pytest.mark.slow
 def test_a_replica_stopped_inside_a_push_does_not_keep_the_other_from_committing(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
@@ -52,6 +53,7 @@ def test_a_replica_stopped_inside_a_push_does_not_keep_the_other_from_committing
         assert balanced(status)
 
 
+@pytest.mark.slow
 def test_a_replica_sigkilled_mid_run_costs_its_unfinished_tokens_and_not_the_run(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
@@ -67,6 +69,7 @@ def test_a_replica_sigkilled_mid_run_costs_its_unfinished_tokens_and_not_the_run
         assert not any(r.attending for r in status.replicas if r.replica_id == "first")
 
 
+@pytest.mark.slow
 def test_a_second_replica_joins_mid_run_and_contributes(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
@@ -116,6 +119,7 @@ def test_a_replica_of_another_run_is_refused_and_leaves_with_both_run_ids_in_one
         run.wait_steps(len(run.metrics()) + 1)
 
 
+@pytest.mark.slow
 def test_a_push_that_fails_midway_leaves_the_old_version_serving_and_the_replica_recovers(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()

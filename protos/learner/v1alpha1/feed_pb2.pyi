@@ -31,16 +31,18 @@ class RegisterResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., cut_dir: _Optional[str] = ..., policy_step: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class TakeBatchRequest(_message.Message):
-    __slots__ = ("incarnation", "rank", "policy_step", "rows_bytes")
+    __slots__ = ("incarnation", "rank", "policy_step", "leaving", "rows_bytes")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     POLICY_STEP_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     ROWS_BYTES_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     rank: int
     policy_step: int
+    leaving: bool
     rows_bytes: int
-    def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., policy_step: _Optional[int] = ..., rows_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., policy_step: _Optional[int] = ..., leaving: _Optional[bool] = ..., rows_bytes: _Optional[int] = ...) -> None: ...
 
 class TableRow(_message.Message):
     __slots__ = ("group_id", "sample_index", "reward", "usable", "unusable_reason", "num_prompt_tokens", "num_completion_tokens", "num_trained_tokens", "staleness", "owner", "truncated", "num_versions", "reward_parts")
@@ -120,18 +122,22 @@ class FeedStats(_message.Message):
     def __init__(self, trainer_wait_s: _Optional[float] = ..., replica_idle_share: _Optional[float] = ..., num_open: _Optional[int] = ..., num_waiting: _Optional[int] = ..., oldest_open_s: _Optional[float] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_replicas: _Optional[int] = ..., tokens_by_staleness: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("policy_step", "table", "end_of_run", "stats", "num_rows")
+    __slots__ = ("policy_step", "table", "end_of_run", "stats", "num_rows", "save_first", "leave")
     POLICY_STEP_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     END_OF_RUN_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIRST_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     policy_step: int
     table: _containers.RepeatedCompositeFieldContainer[TableRow]
     end_of_run: bool
     stats: FeedStats
     num_rows: int
-    def __init__(self, policy_step: _Optional[int] = ..., table: _Optional[_Iterable[_Union[TableRow, _Mapping]]] = ..., end_of_run: _Optional[bool] = ..., stats: _Optional[_Union[FeedStats, _Mapping]] = ..., num_rows: _Optional[int] = ...) -> None: ...
+    save_first: bool
+    leave: bool
+    def __init__(self, policy_step: _Optional[int] = ..., table: _Optional[_Iterable[_Union[TableRow, _Mapping]]] = ..., end_of_run: _Optional[bool] = ..., stats: _Optional[_Union[FeedStats, _Mapping]] = ..., num_rows: _Optional[int] = ..., save_first: _Optional[bool] = ..., leave: _Optional[bool] = ...) -> None: ...
 
 class TakeBatchResponse(_message.Message):
     __slots__ = ("header", "row", "rows")

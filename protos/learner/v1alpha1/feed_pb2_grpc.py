@@ -87,7 +87,7 @@ class FeedServiceServicer:
 
     def TakeBatch(self, request, context):
         """The batch of one policy step: a header with the whole table, then this rank's own rows. Blocks until the batch is formed;
-        its plan is journaled before the header leaves. Idempotent by (incarnation, policy_step, rank).
+        its plan is journaled before the header leaves. While the journal is full and saves fail it blocks. Idempotent by (incarnation, policy_step, rank).
         Statuses: FAILED_PRECONDITION (not the step that is due, or an old incarnation), ABORTED (the run cannot go on; the
         message says why: exit with it).
         """
@@ -122,7 +122,8 @@ class FeedServiceServicer:
 
     def SaveCut(self, request, context):
         """Adds the account as it was when policy_step was published to a finished save and marks it as a cut; called by rank 0.
-        Idempotent by policy_step. Statuses: FAILED_PRECONDITION (that step was not closed with will_save).
+        Idempotent by policy_step. Statuses: FAILED_PRECONDITION (that step was neither closed with will_save nor asked for by TakeBatch),
+        INTERNAL (the disk failed: there is no cut, training may go on).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

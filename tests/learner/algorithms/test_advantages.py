@@ -6,8 +6,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from learner.algorithms.advantages import group_advantages, has_signal
+from learner.algorithms.advantages import group_advantages
+from learner.algorithms.rewards import has_signal
+from tests.learner.algorithms import slopes
 
 
 def advantages(rewards: list[float], normalize: bool = True, dtype: torch.dtype = torch.float64) -> list[float]:
@@ -68,3 +72,20 @@ def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
 def test_a_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="num_usable"):
         group_advantages(torch.zeros(2, 2), normalize=True)
+
+
+def test_the_deviation_of_the_sample_divides_by_one_less() -> None:
+    # mean .25, squares .5625 + 3 * .0625 = .75; / 3 = .25; sqrt .5: 1.5, -.5, -.5, -.5
+    assert group_advantages(torch.tensor([1.0, 0, 0, 0]), normalize=True, ddof=1).tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    # faults.md 64: [1, 1.00001]: mean distance 5e-6, sample deviation 7.0711e-6: .70711, not .0050
+    assert group_advantages(torch.tensor([1.00000, 1.00001], dtype=torch.float64), normalize=True, ddof=1).tolist() == pytest.approx([-0.70711, 0.70711], abs=1e-4)
+
+
+@given(slopes.rewards, st.sampled_from([0, 1]))
+def test_any_group_gives_the_formula_or_exactly_zero(values: list[float], ddof: int) -> None:
+    found = group_advantages(torch.tensor(values, dtype=torch.float64), normalize=True, ddof=ddof).tolist()
+    if max(values) - min(values) < 1e-6:
+        assert found == [0.0] * len(values)
+    else:
+        mean = sum(values) / len(values)
+        assert found == pytest.approx([(v - mean) / slopes.std(values, ddof) for v in values], rel=1e-6, abs=1e-6)

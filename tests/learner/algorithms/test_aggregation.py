@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.aggregation import sequence_mean, token_mean
+from learner.algorithms.aggregation import sequence_mean, sequence_sum, token_mean
 
 
 @given(st.lists(st.integers(0, 16), max_size=4))
@@ -57,3 +57,10 @@ def test_an_empty_denominator_is_refused_instead_of_becoming_nan() -> None:
         token_mean(torch.zeros(0), num_tokens=0)
     with pytest.raises(ValueError, match="num_sequences"):
         sequence_mean(torch.zeros(0), torch.zeros(0), num_sequences=0)
+
+
+def test_sequence_sum_divides_by_a_constant_and_not_by_length() -> None:
+    # samples of 1 token (4) and 3 tokens (1, 2, 3), budget 10: (4 + 6) / (2 * 10) = .5
+    assert float(sequence_sum(torch.tensor([4.0, 1.0, 2.0, 3.0]), num_sequences=2, norm_tokens=10)) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="norm_tokens must be at least 1"):
+        sequence_sum(torch.zeros(1), num_sequences=1, norm_tokens=0)

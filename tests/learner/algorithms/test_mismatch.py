@@ -5,32 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.algorithms.mismatch import kl_k1, kl_k3, mismatch_summary
-
-
-@pytest.mark.parametrize(("log_ratio", "expected"), [(0.1, 0.0051709), (1.0, 0.7182818), (0.0, 0.0)])
-def test_k3_is_exp_minus_one_minus_itself(log_ratio: float, expected: float) -> None:
-    # faults.md 84
-    assert float(kl_k3(torch.tensor(log_ratio, dtype=torch.float64))) == pytest.approx(expected, abs=1e-7)
-
-
-@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
-def test_k3_of_a_huge_difference_has_finite_value_and_gradient(log_ratio: float) -> None:
-    # faults.md 84
-    value = torch.tensor(log_ratio, requires_grad=True)
-    kl_k3(value).backward()
-    assert value.grad is not None and bool(torch.isfinite(kl_k3(value))) and bool(torch.isfinite(value.grad))
-    assert bool(torch.isnan(kl_k3(torch.tensor(float("nan")))))
-
-
-def test_k1_is_the_negative_difference() -> None:
-    assert kl_k1(torch.tensor([0.3, -0.2])).tolist() == pytest.approx([-0.3, 0.2])
+from learner.algorithms.mismatch import mismatch_summary
 
 
 def test_summary_of_no_update_is_zero() -> None:
     # faults.md 46
     summary = mismatch_summary(torch.zeros(7), clip_low=0.2, clip_high=0.2)
-    assert all(float(value) == 0 for value in summary.values())
+    assert {name: float(value) for name, value in summary.items()} == {**dict.fromkeys(summary, 0.0), "ess": 1.0}
 
 
 def test_percentiles_are_nearest_ranks_of_the_absolute_difference() -> None:
@@ -48,3 +29,9 @@ def test_share_beyond_the_clip_counts_both_sides() -> None:
 
 def test_no_token_gives_no_summary() -> None:
     assert mismatch_summary(torch.zeros(0), clip_low=0.2, clip_high=0.2) == {}
+
+
+def test_effective_sample_size_falls_where_one_token_outweighs_the_rest() -> None:
+    # ratios 1, 1, 1, 3: 6^2 / (4 * 12) = .75; all alike: 1, whatever the common ratio
+    assert float(mismatch_summary(torch.tensor([1.0, 1.0, 1.0, 3.0], dtype=torch.float64).log(), clip_low=0.2, clip_high=0.2)["ess"]) == pytest.approx(0.75)
+    assert float(mismatch_summary(torch.full((5,), 0.7), clip_low=0.2, clip_high=0.2)["ess"]) == pytest.approx(1.0)

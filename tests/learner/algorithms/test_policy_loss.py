@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.algorithms.policy_loss import clipped_policy_loss
+from tests.learner.algorithms import slopes
 
 
 def loss_of(ratio: float, advantage: float, *, dual_clip: float | None = 3.0, clip_high: float = 0.2) -> tuple[float, float, dict[str, Tensor]]:
@@ -72,3 +75,23 @@ def test_different_lengths_are_refused() -> None:
     # faults.md 50
     with pytest.raises(ValueError, match=r"\(3,\).*\(2,\)"):
         clipped_policy_loss(torch.zeros(3), torch.zeros(2), torch.zeros(3), clip_low=0.2, clip_high=0.2, dual_clip=None)
+
+
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-2, 2)), min_size=1, max_size=6), st.sampled_from([None, 3.0]))
+def test_it_is_the_formula_written_out(tokens: list[tuple[float, float]], dual: float | None) -> None:
+    expected = []
+    for d, a in tokens:
+        r = math.exp(d)
+        loss = -min(r * a, min(max(r, 0.8), 1.28) * a)
+        expected.append(min(loss, dual * abs(a)) if dual and a < 0 else loss)
+    log_ratio, advantage = slopes.vector([t[0] for t in tokens]), slopes.vector([t[1] for t in tokens])
+    assert clipped_policy_loss(log_ratio, torch.zeros_like(log_ratio), advantage, clip_low=0.2, clip_high=0.28, dual_clip=dual)[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_gradient_is_that_of_finite_differences_off_the_corners() -> None:
+    old, advantage, point = slopes.vector([-1.0] * 5), slopes.vector([1, 1, -1, -1, -1]), [-0.9, -0.5, -1.1, -1.5, 0.5]
+
+    def loss(p: Tensor) -> Tensor:
+        return clipped_policy_loss(p, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0)[0]
+
+    assert slopes.slope(loss, point) == pytest.approx(slopes.difference(loss, point), abs=1e-6)

@@ -86,11 +86,11 @@ class Child:
         self._config = config
         self.process: asyncio.subprocess.Process | None = None
 
-    async def start(self, kill_at: str = "") -> str:
+    async def start(self, fault: str = "") -> str:
         """Its address once it says SERVING."""
         self.config_path.write_text(self._config.model_dump_json())
         (self._config.run_dir / "gateway.address").unlink(missing_ok=True)
-        environment = {**os.environ, "HEADRACE_KILL_AT": kill_at}
+        environment = {**os.environ, "HEADRACE_FAULT": fault}
         self.process = await asyncio.create_subprocess_exec(sys.executable, "-m", "learner.gateway", "--config", str(self.config_path), cwd=ROOT, env=environment, stderr=asyncio.subprocess.DEVNULL)
         path = self._config.run_dir / "gateway.address"
         while not path.exists():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.gateway import cuts, killpoints
+from learner.gateway import cuts
 
 
 def save(folder: Path, step: int) -> cuts.Cut:
@@ -14,15 +14,15 @@ def save(folder: Path, step: int) -> cuts.Cut:
     source = folder / f"step-{step:06d}.tmp"
     source.mkdir(parents=True)
     (source / "model").write_bytes(b"m")
-    cut = cuts.Cut(folder=cuts.folder_of(folder, step), policy_step=step, lineage=2, segment=1, offset=step)
-    cuts.write(source, cut, {"account": {"step": step}})
+    cut = cuts.Cut(folder=cuts.folder_of(folder, step), run_id="r1", policy_step=step, lineage=2, segment=1, offset=step)
+    cuts.write(source, cut, {"account": {"step": step}}, [("g00000000", 0)], lambda key: b"payload of %d" % step)
     return cut
 
 
 def test_a_save_becomes_a_cut_under_its_name(tmp_path: Path) -> None:
     cut = save(tmp_path, 7)
     assert cuts.newest(tmp_path) == cut and cut.folder.name == "step-000007"
-    assert sorted(path.name for path in cut.folder.iterdir()) == ["cut.json", "ledger.msgpack", "model"]
+    assert sorted(path.name for path in cut.folder.iterdir()) == ["cut.json", "ledger.msgpack", "model", "payloads.bin"]
     assert cuts.read_account(cut) == {"schema": 1, "account": {"step": 7}}
 
 
@@ -40,11 +40,8 @@ def test_without_a_folder_there_is_no_cut(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_no_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(killpoints, "reach", fail)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setenv("HEADRACE_FAULT", "before_cut_marker=full")
+    with pytest.raises(OSError, match="no space"):
         save(tmp_path, 1)
     assert cuts.newest(tmp_path) is None
 
@@ -71,10 +68,3 @@ def test_an_unreadable_account_is_named_with_the_way_out(tmp_path: Path) -> None
     (cut.folder / "ledger.msgpack").write_bytes(b"\xc1")
     with pytest.raises(ValueError, match=r"ledger\.msgpack cannot be read.*delete"):
         cuts.read_account(cut)
-
-
-def test_a_misspelt_kill_point_is_refused() -> None:
-    with pytest.raises(ValueError, match="no such point"):
-        killpoints.wanted("after_everything")
-    assert killpoints.wanted("after_plan_before_answer:3") == ("after_plan_before_answer", 3)
-    assert killpoints.wanted("before_cut_marker") == ("before_cut_marker", 1)

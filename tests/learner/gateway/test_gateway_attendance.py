@@ -57,6 +57,20 @@ async def test_a_newer_incarnation_replaces_the_older_stream_and_an_older_one_is
             await actor.leave()
 
 
+async def test_a_life_with_a_lower_number_is_admitted_once_the_other_has_left_since_clocks_are_set_back(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        before = Actor(address, config, incarnation=9)
+        await before.attend()
+        await before.leave()
+        await eventually(lambda: not gateway._attendance.attending())
+        after = Actor(address, config, incarnation=5)
+        assert (await after.attend()).run_id == "r1"
+        await after.leave()
+
+
+
 async def test_a_replica_that_does_not_attend_gets_no_lease(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     async with running(config) as gateway:

@@ -38,7 +38,7 @@ async def balances(actor: Actor) -> learner_pb2.GetStatusResponse:
 
 async def test_a_sample_journaled_but_not_acknowledged_is_a_duplicate_after_the_restart(child: tuple[Child, LearnerConfig], tmp_path: Path) -> None:
     process, config = child
-    address = await process.start(kill_at="after_fsync_before_receipt")
+    address = await process.start(fault="after_fsync_before_receipt=kill")
     trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
     await trainer.register()
     await trainer.close(0)
@@ -68,7 +68,7 @@ async def test_a_sample_journaled_but_not_acknowledged_is_a_duplicate_after_the_
 
 async def test_a_plan_that_no_rank_heard_of_is_given_after_the_restart(child: tuple[Child, LearnerConfig], tmp_path: Path) -> None:
     process, config = child
-    address = await process.start(kill_at="after_plan_before_answer")
+    address = await process.start(fault="after_plan_before_answer=kill")
     trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
     await trainer.register()
     await trainer.close(0)
@@ -89,7 +89,7 @@ async def test_a_plan_that_no_rank_heard_of_is_given_after_the_restart(child: tu
 
 async def test_a_version_published_but_not_answered_is_the_same_after_the_restart(child: tuple[Child, LearnerConfig], tmp_path: Path) -> None:
     process, config = child
-    address = await process.start(kill_at="after_close_before_answer")
+    address = await process.start(fault="after_close_before_answer=kill")
     trainer = Trainer(address, tmp_path / "shm")
     await trainer.register()
     with pytest.raises(grpc.aio.AioRpcError):
@@ -152,7 +152,7 @@ async def test_a_trainer_that_comes_back_replays_from_the_newest_cut_and_no_vers
 
 async def test_a_rollback_that_no_rank_heard_of_stands_after_the_restart(child: tuple[Child, LearnerConfig], tmp_path: Path) -> None:
     process, config = child
-    address = await process.start(kill_at="after_rollback_before_answer:2")
+    address = await process.start(fault="after_rollback_before_answer=kill@2")
     trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
     await trainer.register()
     await trainer.close(0)
@@ -199,7 +199,7 @@ async def test_a_gateway_that_starts_from_a_cut_gives_versions_and_sequence_numb
 
 async def test_a_kill_before_the_marker_leaves_the_cut_before(child: tuple[Child, LearnerConfig], tmp_path: Path) -> None:
     process, config = child
-    address = await process.start(kill_at="before_cut_marker")
+    address = await process.start(fault="before_cut_marker=kill")
     trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
     await trainer.register()
     await trainer.close(0)

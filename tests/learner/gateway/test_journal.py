@@ -173,24 +173,73 @@ async def test_segments_roll_over_and_only_wholly_covered_ones_are_forgotten(tmp
     assert [n for n, _ in await read(tmp_path)] == [5, 6]
 
 
-async def test_a_full_disk_is_an_error_to_every_waiter_and_the_log_stays_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_disk_is_an_error_to_every_waiter_and_the_log_stays_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = opened(tmp_path)
     await journal.append({"n": 0})
     real = os.writev
 
-    def half_then_full(file: int, buffers: list[bytes]) -> int:
+    def half_then_broken(file: int, buffers: list[bytes]) -> int:
         real(file, [b"".join(buffers)[:30]])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "writev", half_then_full)
+    monkeypatch.setattr(os, "writev", half_then_broken)
     results = await asyncio.gather(journal.append({"n": 1}), journal.append({"n": 2}), return_exceptions=True)
     assert [type(result) for result in results] == [JournalFailed, JournalFailed]
-    assert "No space left on device; make room" in str(results[0])
+    assert "Input/output error; make room" in str(results[0])
     monkeypatch.setattr(os, "writev", real)
     with pytest.raises(JournalFailed):  # what followed a lost record could not be replayed, so nothing more is taken
         await journal.append({"n": 3})
     await journal.close()
     assert await read(tmp_path) == [(0, b"")]
+
+
+def half_then_full(file: int, buffers: list[bytes]) -> int:
+    """As a disk whose last bytes are taken."""
+    os.write(file, b"".join(buffers)[:7])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 40], ids=["in a segment", "at the beginning of one"])
+async def test_a_full_disk_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int) -> None:
+    journal = opened(tmp_path, segment_bytes=segment_bytes)
+    monkeypatch.setattr("learner.gateway.journal.ROOM_S", 0.01)
+    await journal.append({"n": 0}, b"x" * 40)
+    real = os.writev
+    monkeypatch.setattr(os, "writev", half_then_full)
+    waiting = [journal.append({"n": 1}), journal.append({"n": 2})]
+    await asyncio.sleep(0.1)
+    assert not any(future.done() for future in waiting)
+    monkeypatch.setattr(os, "writev", real)
+    await asyncio.gather(*waiting)
+    await journal.append({"n": 3})
+    await journal.close()
+    assert [n for n, _ in await read(tmp_path)] == [0, 1, 2, 3]
+
+
+async def test_an_error_that_nobody_thought_of_ends_the_journal_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next batch would be written after one that is lost."""
+    journal = opened(tmp_path)
+
+    def surprise(file: int) -> None:
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr(os, "fdatasync", surprise)
+    with pytest.raises(JournalFailed, match="could not be written: RuntimeError: surprise"):
+        await journal.append({"n": 0})
+    monkeypatch.undo()
+    with pytest.raises(JournalFailed):
+        await journal.append({"n": 1})
+    await journal.close()
+
+
+async def test_a_journal_that_waits_for_room_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = opened(tmp_path)
+    monkeypatch.setattr(os, "writev", half_then_full)
+    waiting = journal.append({"n": 0})
+    await asyncio.sleep(0.05)
+    await journal.close()
+    with pytest.raises(JournalFailed, match="No space left on device; make room"):
+        await waiting
 
 
 async def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,7 @@ def test_templates_may_use_what_publishers_use(tmp_path: Path) -> None:
 
 
 def test_rendering_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, learner.gateway.rendering, learner.gateway.ledger, learner.gateway.journal; print(*{'torch', 'transformers', 'grpc', 'protos'} & set(sys.modules))"
+    code = "import sys, learner.gateway.rendering, learner.gateway.ledger, learner.gateway.journal; print(*{'torch', 'transformers', 'grpc', 'google', 'protos.rpc'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == ""
 

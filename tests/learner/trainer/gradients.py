@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,12 +11,21 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.algorithm_config import AlgorithmConfig
+from learner.config import OptimizerConfig
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer, Update
 from learner.trainer.samples import Sample
-from learner.trainer.table import cut
 from learner.trainer.update import StepResult, train_step
 from tests.learner.trainer import rig
+
+# Choices over the whole batch: ranks must make the same ones, and those that one rank would make.
+BATCH_WIDE: dict[str, dict[str, Any]] = {
+    "m2po": {"correction": {"mode": "reject", "low": 0.0, "high": 1e6, "second_moment": 0.5}},
+    "clip_cov": {"loss": {"kind": "clip_cov", "share": 0.2, "covariance_low": -1.0}},
+    "kl_cov": {"loss": {"kind": "kl_cov", "share": 0.2}},
+    "gspo": {"name": "gspo"},
+}
 
 
 class Keeping(Optimizer):
@@ -40,16 +50,16 @@ def owner_by(rule: str, sample: Sample, size: int) -> int:
 
 
 def gradients(
-    mesh: DeviceMesh, folder: Path, dtype: torch.dtype, *, row_tokens: int = 40, share_prefix: bool = True, owner: str = "groups", aggregation: str = "token_mean"
+    mesh: DeviceMesh, folder: Path, dtype: torch.dtype, *, row_tokens: int = 40, share_prefix: bool = True, owner: str = "groups", aggregation: str = "token_mean", algorithm: dict[str, Any] | None = None
 ) -> tuple[dict[str, Tensor], StepResult]:
     """Whole gradients of one batch of 3 groups of 4."""
     made = rig.samples(3, 4)
     policy = rig.policy(folder, mesh, dtype)
     optimizer = Keeping(policy.causal_lm.named_parameters(), OptimizerConfig())
     mine = [s for s in made if owner_by(owner, s, mesh.size()) == dist.get_rank()]
-    minibatches = cut(rig.entries(made), num_minibatches=1, normalize=True)
-    algorithm = AlgorithmConfig.model_validate({"aggregation": aggregation})
-    result = train_step(policy, optimizer, mine, minibatches, algorithm=algorithm, row_tokens=row_tokens, share_prefix=share_prefix)
+    objective = make_objective(AlgorithmConfig.model_validate({"aggregation": aggregation, **(algorithm or {})}), max_new_tokens=8)
+    minibatches = objective.minibatches(rig.entries(made), num=1)
+    result = train_step(policy, optimizer, mine, minibatches, objective=objective, row_tokens=row_tokens, share_prefix=share_prefix)
     return optimizer.gradients, result
 
 
@@ -61,5 +71,9 @@ def on_two_ranks(mesh: DeviceMesh, folders: dict[str, Path], out: Path) -> None:
             grads, result = gradients(mesh, folders[name], dtype, owner=owner)
             results[f"{name} {owner}"] = grads
             results[f"{name} {owner} loss"] = {"loss": torch.tensor(result.loss, dtype=torch.float64), "log_ratio": result.log_ratio.sort().values}
+    for name, algorithm in BATCH_WIDE.items():
+        grads, result = gradients(mesh, folders["gpt2"], torch.float64, owner="lopsided", algorithm=algorithm)
+        results[name] = grads
+        results[f"{name} loss"] = {"loss": torch.tensor(result.loss, dtype=torch.float64)}
     if dist.get_rank() == 0:
         torch.save(results, out)

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
 
+from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.mismatch import mismatch_summary
-from learner.config import AlgorithmConfig, OptimizerConfig
+from learner.config import OptimizerConfig
+from learner.trainer.objective import make_objective
 from learner.trainer.packing import WeightedSample, pack
-from learner.trainer.table import cut
 from learner.trainer.update import train_step
 from tests.learner.trainer import rig
-from tests.learner.trainer.gradients import Keeping, gradients, on_two_ranks
+from tests.learner.trainer.gradients import BATCH_WIDE, Keeping, gradients, on_two_ranks
 
 EXACT = {"gpt2": (torch.float64, 1e-10), "llama": (torch.float32, 1e-5)}  # relative to the largest gradient
 
@@ -45,7 +46,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: fl
 def by_hand(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """The same loss written out sample by sample on transformers' own model, without packing or sharding."""
     made = rig.samples(3, 4)
-    minibatch = cut(rig.entries(made), num_minibatches=1, normalize=True)[0]
+    minibatch = make_objective(AlgorithmConfig(), max_new_tokens=8).minibatches(rig.entries(made), num=1)[0]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     total = torch.zeros((), dtype=dtype)
     for sample in made:
@@ -87,6 +88,12 @@ def test_two_ranks_give_the_gradient_of_one_however_samples_are_dealt(folders: d
             numbers = results[f"{name} {owner} loss"]
             assert float(numbers["loss"]) == pytest.approx(result.loss, rel=1e-6)
             torch.testing.assert_close(numbers["log_ratio"], result.log_ratio.sort().values, atol=1e-5, rtol=0)
+    plain, _ = gradients(mesh, folders["gpt2"], torch.float64)
+    for name, algorithm in BATCH_WIDE.items():
+        one, result = gradients(mesh, folders["gpt2"], torch.float64, algorithm=algorithm)
+        assert_same(results[name], one, 1e-9)
+        assert float(results[f"{name} loss"]["loss"]) == pytest.approx(result.loss, rel=1e-9)
+        assert any(not torch.equal(one[key], plain[key]) for key in one), name  # the choice does choose something
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "untied"])
@@ -111,7 +118,8 @@ def test_ratio_is_one_when_nothing_was_updated(folders: dict[str, Path], mesh: D
     made = [replace(s, behaviour=rig.reference_logprobs(folders["llama"], s)) for s in rig.samples(3, 4)]
     policy = rig.policy(folders["llama"], mesh)
     optimizer = Keeping(policy.causal_lm.named_parameters(), OptimizerConfig())
-    result = train_step(policy, optimizer, made, cut(rig.entries(made), num_minibatches=1, normalize=True), algorithm=AlgorithmConfig(), row_tokens=40, share_prefix=True)
+    objective = make_objective(AlgorithmConfig(), max_new_tokens=8)
+    result = train_step(policy, optimizer, made, objective.minibatches(rig.entries(made), num=1), objective=objective, row_tokens=40, share_prefix=True)
     assert result.sums["ratio"] / result.sums["targets"] == pytest.approx(1.0, abs=1e-5)
     assert float(mismatch_summary(result.log_ratio, clip_low=0.2, clip_high=0.28)["abs_max"]) < 1e-5
     assert result.sums["clipped_high"] == result.sums["clipped_low"] == 0

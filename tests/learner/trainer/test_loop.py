@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
 
 from learner.config import LearnerConfig
-from learner.trainer import loop
+from learner.trainer import checkpoint, loop
 from learner.trainer.checkpoint import Saver, restore
 from learner.trainer.clock import Clock
+from learner.trainer.companions import followed, load_companions
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed
+from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
+from learner.trainer.world import World
 from learner.weights.push import Pusher
 from learner.weights.snapshot import SnapshotWriter
 from tests.learner.trainer import rig
@@ -63,14 +67,15 @@ def batches(step: int) -> tuple[list[Any], list[Any]]:
 
 def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path) -> loop.Parts:
     policy = rig.policy(folder, mesh)
+    companions = load_companions(settings, policy, folder, World(rank=0, size=1, device=torch.device("cpu"), mesh=mesh, incarnation=7))
     optimizer = Optimizer(policy.causal_lm.named_parameters(), settings.optimizer)
     feed = Feed(address, incarnation=7, rank=0, patience_s=5.0)
     feed.register(1)
     writer = SnapshotWriter(policy.causal_lm, root=settings.run_dir / "snapshots", incarnation=7, served_dtype="float32", bucket_bytes=4096)
     pusher = Pusher(address=address, incarnation=7, rank=0, world_size=1, device=torch.device("cpu"), store_host="127.0.0.1")
     return loop.Parts(
-        config=settings, feed=feed, policy=policy, optimizer=optimizer, publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=settings.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed),
+        config=settings, feed=feed, companions=companions, objective=make_objective(settings.algorithm, max_new_tokens=settings.sampling.max_new_tokens), policy=policy, optimizer=optimizer, publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
+        saver=Saver(folder=settings.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions)),
         recorder=Recorder(settings.run_dir, active=True, clip=(0.2, 0.28)), clock=Clock(), stop=threading.Event(),
     )  # fmt: skip
 
@@ -123,6 +128,52 @@ def test_resumed_from_a_cut_equals_unbroken(unbroken: tuple[loop.Parts, FakeFeed
     for name, tensor in weights(resumed).items():
         assert torch.equal(tensor, weights(whole_run)[name]), name
     assert resumed.optimizer.num_updates == whole_run.optimizer.num_updates == 8
+
+
+def test_a_reference_that_follows_comes_back_with_the_cut(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
+    algorithm = {"kl": {"coefficient": 0.1, "reference": "ema", "decay": 0.5}}
+    weights_of = []
+    for name in ("unbroken", "resumed"):
+        with serving(FakeFeed(batches, num_steps=4)) as address:
+            made = parts(mesh, config(tmp_path / name, folder, algorithm=algorithm), address, folder)
+            step = 0 if name == "unbroken" else restore(tmp_path / "unbroken" / "checkpoints" / "step-000002", made.policy.causal_lm, made.optimizer, followed(dict(made.companions)))
+            loop.run(made, step)
+            made.saver.wait()
+            made.publisher.pusher.close(timeout_s=5)
+            made.feed.close()
+        weights_of.append(({n: t.clone() for n, t in followed(dict(made.companions)).items()}, weights(made)))
+    for left, right in zip(*weights_of, strict=True):
+        assert left and all(torch.equal(left[n], right[n]) for n in left)
+    assert any(not torch.equal(t, weights_of[0][1][n]) for n, t in weights_of[0][0].items())
+
+
+def test_a_reference_waits_for_the_copy_also_after_a_step_without_an_update(tmp_path: Path, folder: Path, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unusable_after_the_first(step: int) -> tuple[list[Any], list[Any]]:
+        table, made = batches(step)
+        return ([replace(entry, usable=False, unusable_reason="unscored") for entry in table] if step else table), made
+
+    copy, seen = checkpoint._copy, []
+
+    def slow_copy(value: Any, into: Any) -> Any:
+        if isinstance(value, dict) and "reference" in value:
+            before = {name: tensor.clone() for name, tensor in value["reference"].items()}
+            time.sleep(2.0)  # a step without rows takes some tenths of a second
+            seen.append((before, copy(value, into)["reference"]))
+        return copy(value, into)
+
+    monkeypatch.setattr(checkpoint, "_copy", slow_copy)
+    algorithm = {"kl": {"coefficient": 0.1, "reference": "ema", "decay": 0.5}}
+    with serving(FakeFeed(unusable_after_the_first, num_steps=2)) as address:
+        made = parts(mesh, config(tmp_path, folder, algorithm=algorithm, checkpoint={"every_steps": 1}), address, folder)
+        loop.run(made, 0)
+        made.saver.wait()
+        made.publisher.pusher.close(timeout_s=5)
+        made.feed.close()
+    assert lines(tmp_path)[-1]["num_updates"] == 0 and len(seen) == 2
+    for before, copied in seen:
+        assert all(torch.equal(before[name], copied[name]) for name in before)
+    (_, first), (_, second) = seen
+    assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
 def test_exported_model_loads_in_transformers_with_equal_values(unbroken: tuple[loop.Parts, FakeFeed, loop.End], folder: Path) -> None:

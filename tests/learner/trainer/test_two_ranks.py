@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.trainer.checkpoint import random_state, set_random_state
+from learner.trainer.checkpoint import random_state, seed_all, set_random_state
 from learner.trainer.optimizer import warmup_lr
 from tests.learner.trainer import rig, two_ranks
 
@@ -79,7 +79,10 @@ def test_random_state_goes_on_where_it_was() -> None:
     def draw() -> list[float]:
         return [*torch.rand(2).tolist(), random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn())]
 
-    draw()
+    seed_all(5)
+    beginning = draw()
+    seed_all(5)
+    assert draw() == beginning
     state = random_state()
     first, second = draw(), draw()
     set_random_state(state)

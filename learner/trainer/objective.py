@@ -1,0 +1,163 @@
+"""The configured objective: which functions of learner/algorithms make a row's loss, and how they go together.
+
+    row ─▶ log-probs ─▶ policy loss × correction weight + KL + entropy ─▶ aggregation ─▶ this row's share of the batch's loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.algorithm_config import (
+    AlgorithmConfig,
+    CispoLoss,
+    ClipCovLoss,
+    ClipLoss,
+    CorrectionConfig,
+    CustomLoss,
+    DivergenceLoss,
+    GeometricMeanLoss,
+    GspoLoss,
+    KlCovLoss,
+    LossConfig,
+    SapoLoss,
+)  # fmt: skip
+from learner.algorithms.aggregation import sequence_mean, sequence_sum, token_mean
+from learner.algorithms.cispo import cispo_loss
+from learner.algorithms.correction import bounded_weight, leveled_ratio, veto
+from learner.algorithms.covariance import kl_cov_loss, without_gradient
+from learner.algorithms.distillation import distillation_advantages
+from learner.algorithms.divergence_loss import binary_kl, binary_total_variation, divergence_loss
+from learner.algorithms.kl import kl_loss, kl_penalty_to_go
+from learner.algorithms.policy_loss import clipped_policy_loss
+from learner.algorithms.proximal import log_linear_proximal
+from learner.algorithms.reinforce import reinforce_loss
+from learner.algorithms.sapo import sapo_loss
+from learner.algorithms.sequence_ratio import geometric_mean_loss, gspo_loss
+from learner.algorithms.tokens import Tokens
+from learner.trainer.credit import AdvantageFunction, advantage_function, advantages_of
+from learner.trainer.packing import Row
+from learner.trainer.plug import load_function
+from learner.trainer.table import Counts, Entry, Minibatch, cut
+
+LossFunction = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]  # loss of each token [n], and sums over tokens for metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """Example: `make_objective(config.algorithm, max_new_tokens=256).minibatches(batch.table, num=2)`"""
+
+    config: AlgorithmConfig
+    advantage: AdvantageFunction
+    loss: LossFunction
+    max_new_tokens: int
+
+    def minibatches(self, table: Sequence[Entry], *, num: int) -> list[Minibatch]:
+        """The batch cut into `num` minibatches, each sample with its advantage; these are the whole batch's, whatever `num`."""
+        advantages = advantages_of(table, self.advantage, overlong=self.config.overlong, max_new_tokens=self.max_new_tokens)
+        return cut(table, advantages, num_minibatches=num, train_all=self.config.trains_all, mask_truncated=self.config.truncated == "mask")
+
+    def row_loss(self, row: Row, logprob: Tensor, entropy: Tensor | None, counts: Counts) -> tuple[Tensor, dict[str, Tensor]]:
+        """This row's share of the loss, a scalar, and sums over its tokens. Args: logprob [num_targets]; entropy alike, or None if not wanted."""
+        tokens = self._tokens(row, logprob)
+        losses, sums = self.loss(tokens)
+        if losses.shape != logprob.shape:
+            raise ValueError(f"the loss function answered {tuple(losses.shape)} for {tuple(logprob.shape)} tokens; it must give the loss of each token")
+        if self.config.correction is not None:
+            weight = _weight(self.config.correction, tokens, self._start(row, logprob), row)
+            losses, sums = losses * weight, sums | {"correction_weight": weight.sum(), "corrected_away": (weight == 0).sum()}
+        kl = self.config.kl
+        if kl is not None and kl.where == "loss":
+            value = kl_loss(logprob, _reference(row), estimator=kl.estimator, gradient=kl.gradient, log_ratio=logprob - row.behaviour)
+            losses, sums = losses + kl.coefficient * value, sums | {"kl": value.detach().sum()}
+        if entropy is not None:
+            losses, sums = losses - self.config.entropy_bonus * entropy, sums | {"entropy": entropy.detach().sum()}
+        return self._aggregate(losses, row, counts), sums
+
+    def _start(self, row: Row, logprob: Tensor) -> Tensor:
+        """Log-probs of the policy at the step's start: of the pass before the first update, or, in the minibatch before it, the present ones."""
+        return logprob.detach() if row.start is None else row.start
+
+    def _tokens(self, row: Row, logprob: Tensor) -> Tokens:
+        if self.config.old_policy == "recomputed":
+            old = self._start(row, logprob)
+        elif self.config.old_policy == "log_linear":
+            old = log_linear_proximal(logprob, row.behaviour, row.staleness)
+        else:
+            old = row.behaviour
+        return Tokens(
+            logprob=logprob, old=old, behaviour=row.behaviour, advantage=self._advantage(row, logprob), sequence=row.sequence, num_sequences=row.num_sequences, selected=row.selected
+        )  # fmt: skip
+
+    def _advantage(self, row: Row, logprob: Tensor) -> Tensor:
+        """The sample's advantage, and what a teacher or a KL in the reward says of each token."""
+        advantage, kl = row.advantage, self.config.kl
+        if row.teacher is not None:
+            advantage = advantage + distillation_advantages(logprob, row.teacher)
+        if kl is not None and kl.where == "reward":
+            advantage = advantage + kl_penalty_to_go(
+                row.behaviour, _reference(row), row.sequence, num_sequences=row.num_sequences, coefficient=kl.coefficient, estimator=kl.estimator
+            )  # fmt: skip
+        return advantage
+
+    def _aggregate(self, losses: Tensor, row: Row, counts: Counts) -> Tensor:
+        if self.config.aggregation == "token_mean":
+            return token_mean(losses, num_tokens=counts.num_tokens)
+        if self.config.aggregation == "sequence_mean":
+            return sequence_mean(losses, row.sequence_tokens, num_sequences=counts.num_sequences)
+        return sequence_sum(losses, num_sequences=counts.num_sequences, norm_tokens=self.config.norm_tokens or self.max_new_tokens)
+
+
+def _reference(row: Row) -> Tensor:
+    return row.behaviour if row.reference is None else row.reference
+
+
+def make_objective(config: AlgorithmConfig, *, max_new_tokens: int) -> Objective:
+    """Raises ValueError for a user's function that cannot be loaded."""
+    return Objective(config=config, advantage=advantage_function(config.advantage), loss=loss_function(config.loss), max_new_tokens=max_new_tokens)
+
+
+def loss_function(config: LossConfig) -> LossFunction:
+    """The policy loss that a configuration names. Raises ValueError for a user's function that cannot be loaded."""
+    match config:
+        case ClipLoss():
+            return lambda t: clipped_policy_loss(t.logprob, t.old, t.advantage, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip)
+        case GspoLoss():
+            return lambda t: gspo_loss(t.logprob, t.old, t.advantage, t.sequence, num_sequences=t.num_sequences, clip_low=config.clip_low, clip_high=config.clip_high)
+        case CispoLoss():
+            return lambda t: cispo_loss(t.logprob, t.old, t.advantage, clip_low=config.clip_low, clip_high=config.clip_high)
+        case SapoLoss():
+            return lambda t: sapo_loss(t.logprob, t.old, t.advantage, tau_positive=config.tau_positive, tau_negative=config.tau_negative)
+        case GeometricMeanLoss():
+            return lambda t: geometric_mean_loss(t.logprob, t.old, t.advantage, t.sequence, num_sequences=t.num_sequences, clip_log=config.clip_log)
+        case DivergenceLoss():
+            distance = binary_total_variation if config.kind == "dppo_tv" else binary_kl
+            return lambda t: divergence_loss(t.logprob, t.old, t.advantage, distance(t.logprob, t.old), threshold=config.threshold)
+        case ClipCovLoss():
+            return lambda t: _clip_cov(t, config)
+        case KlCovLoss():
+            return lambda t: kl_cov_loss(t.logprob, t.old, t.advantage, t.selected, coefficient=config.coefficient)
+        case CustomLoss():
+            function = load_function(config.function, key="algorithm.loss.function")
+            return lambda t: function(t, **config.options)
+        case _:
+            return lambda t: reinforce_loss(t.logprob, t.old, t.advantage)
+
+
+def _clip_cov(tokens: Tokens, config: ClipCovLoss) -> tuple[Tensor, dict[str, Tensor]]:
+    loss, sums = clipped_policy_loss(tokens.logprob, tokens.old, tokens.advantage, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=None)
+    return without_gradient(loss, tokens.selected), sums | {"held": tokens.selected.sum()}
+
+
+def _weight(config: CorrectionConfig, tokens: Tokens, start: Tensor, row: Row) -> Tensor:
+    """The correction's weight of each token, [n], detached: of start (the proximal policy where the ratio starts from it) against the sampler."""
+    target = start if tokens.old is tokens.behaviour else tokens.old
+    log_ratio = target - tokens.behaviour
+    ratio = leveled_ratio(log_ratio, tokens.sequence, num_sequences=tokens.num_sequences, level=config.level)
+    weight = bounded_weight(ratio, mode=config.mode, low=config.low or 0.0, high=config.high)
+    if config.veto is not None:
+        weight = weight * veto(log_ratio, tokens.sequence, num_sequences=tokens.num_sequences, lowest=config.veto)
+    return torch.where(row.kept, weight, torch.zeros_like(weight))

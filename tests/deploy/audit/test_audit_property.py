@@ -1,0 +1,102 @@
+"""Two bookkeepings that share no code must agree: the audit finds every random life of the ledger clean, rollbacks included, and it
+finds the lives of a ledger with a known mistake in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.audit.accounting import STALE, Accounting, Rules
+from deploy.audit.entry import Entry
+from deploy.audit.findings import Findings
+from learner.gateway.groups import Group, SampleFacts
+from learner.gateway.ledger import Ledger, Limits
+from protos.arrays import pack_floats, pack_ids
+from protos.trajectory.v1alpha1 import trajectory_pb2
+from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulation
+
+
+def limits(max_staleness: int = 1, window: int = 1) -> Limits:
+    return Limits(groups_per_step=2, group_size=GROUP_SIZE, max_staleness=max_staleness, window=window, min_usable=2, zero_signal=False, max_consecutive_drops=10_000, max_attempts=4)
+
+
+def payload_of(record: dict[str, Any]) -> bytes:
+    """A trajectory that says what the record says."""
+    facts, spans, end = record["facts"], [], 0
+    for version, count in facts["spans"]:
+        spans.append(trajectory_pb2.VersionSpan(version=version, start=end, end=end + count))
+        end += count
+    reward = trajectory_pb2.Reward(score=trajectory_pb2.Score(value=facts["reward"])) if facts["reward"] is not None else trajectory_pb2.Reward(unscored=trajectory_pb2.Unscored())
+    return trajectory_pb2.Trajectory(
+        group_id=f"g{record['seq']:08d}", sample_index=record["sample_index"], completion_ids=pack_ids([1] * end), logprobs=pack_floats([-1.0] * end),
+        spans=spans, finish_reason=trajectory_pb2.FINISH_REASON_STOP, reward=reward,
+    ).SerializeToString()  # fmt: skip
+
+
+def audited(simulation: Simulation) -> Accounting:
+    """The life as a journal would hold it: publications say their lineage, submissions have payloads."""
+    rules = simulation.ledger.limits
+    accounting = Accounting(Rules(groups_per_step=rules.groups_per_step, group_size=rules.group_size, max_staleness=rules.max_staleness), Findings(), None)
+    lineage = 0
+    for number, record in enumerate(simulation.records):
+        lineage += record["type"] == "rolled_back"
+        extra = {"lineage": lineage, "will_save": False} if record["type"] == "published" else {}
+        payload = payload_of(record) if record["type"] == "submitted" else b""
+        accounting.follow(Entry(position=(0, number), where=f"record {number}", record={**record, **extra}, payload=payload))
+    return accounting
+
+
+@pytest.mark.parametrize("life", ["steady", "rollbacks", "abandons"])
+@pytest.mark.parametrize(("max_staleness", "window"), [(0, 1), (1, 3), (3, 1)])
+def test_every_life_of_the_ledger_is_clean_and_the_totals_are_the_same(max_staleness: int, window: int, life: str) -> None:
+    for seed in range(6):
+        simulation = Simulation(ledger=Ledger(limits(max_staleness, window)), seed=seed, rollbacks=life != "steady", abandons=life == "abandons")
+        simulation.run(400)
+        accounting, counts = audited(simulation), simulation.ledger.counts()
+        assert accounting.findings.lines() == []
+        assert (accounting.next_group, accounting.num_trained, dict(accounting.dropped), accounting.num_open) == (counts.leased, counts.trained, counts.dropped, counts.open)
+
+
+class Unchecked(Ledger):
+    """Its own check where the batch is cut is off."""
+
+    def _oldest(self, seq: int) -> int:
+        return 0
+
+    def _check_versions(self, group: Group, facts: SampleFacts) -> None:
+        pass
+
+    def cover(self, policy_step: int) -> None:
+        """Keeps every version, since too old ones are still asked for."""
+
+
+class OneMore(Unchecked):
+    """One more open group than the bound allows."""
+
+    def room(self) -> int:
+        return super().room() + 1 if self.published else 0
+
+
+def test_a_ledger_that_opens_one_group_too_many_is_found_out() -> None:
+    """The known mistake of docs/staleness.md that breaks the bound by one."""
+    broken = 0
+    for seed in range(20):
+        simulation = Simulation(ledger=OneMore(limits()), seed=seed)
+        try:
+            simulation.run(400)
+        except Broken:
+            broken += 1
+            assert any(finding.rule == STALE and "2 steps old, max_staleness is 1" in finding.what for finding in audited(simulation).findings.found)
+    assert broken, "the search met the mistake"
+
+
+def test_actors_that_do_not_wait_for_the_least_version_are_found_out() -> None:
+    found = 0
+    for seed in range(20):
+        simulation = Simulation(ledger=Unchecked(limits(0)), seed=seed, honest_actors=False)
+        try:
+            simulation.run(200)
+        except Broken:
+            found += any(finding.rule == STALE for finding in audited(simulation).findings.found)
+    assert found
