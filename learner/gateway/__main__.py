@@ -10,6 +10,8 @@ import sys
 import uuid
 from pathlib import Path
 
+import uvloop
+
 from learner.config import LearnerConfig
 from learner.gateway.gateway import Gateway, write_whole
 from learner.gateway.journal import JournalFailed
@@ -48,7 +50,7 @@ def main() -> int:
     log_to_stderr()
     try:
         faultpoints.check()
-        asyncio.run(serve(read_config(arguments.config)))
+        uvloop.run(serve(read_config(arguments.config)))
     except (ValueError, FileNotFoundError, JournalDamaged) as error:
         return complain(str(error))
     except JournalFailed as error:

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from learner.gateway.appends import Appends, Item, JournalFailed, JournalLocked, Key, key_of
@@ -26,6 +27,7 @@ from learner.gateway.segments import (
     TornTail,
     head,
     read_entry,
+    read_payload,
     read_segment,
     segment_numbers,
     segment_path,
@@ -134,12 +136,21 @@ class Journal(Appends):
 
     def payload(self, position: Position) -> bytes:
         """See Appends."""
-        path = segment_path(self.folder, position.segment)
-        with path.open("rb") as file:
-            entry = read_entry(file.fileno(), position, os.fstat(file.fileno()).st_size)
-        if isinstance(entry, str):
-            raise JournalDamaged(f"journal {path} is damaged at byte {position.offset}: {entry}; restart from the newest checkpoint")
-        return entry.payload
+        return next(self.payloads([position]))
+
+    def payloads(self, positions: Iterable[Position]) -> Iterator[bytes]:
+        """See Appends; each segment is opened once, and each entry checked."""
+        with ExitStack() as opened:
+            files: dict[int, tuple[int, int]] = {}  # segment to descriptor and bytes
+            for position in positions:
+                path = segment_path(self.folder, position.segment)
+                if position.segment not in files:
+                    number = opened.enter_context(path.open("rb")).fileno()
+                    files[position.segment] = number, os.fstat(number).st_size
+                entry = read_payload(files[position.segment][0], position, files[position.segment][1])
+                if isinstance(entry, str):
+                    raise JournalDamaged(f"journal {path} is damaged at byte {position.offset}: {entry}; restart from the newest checkpoint")
+                yield entry
 
     def forget(self, before: Position) -> int:
         """Deletes the segments that hold only entries before a position; returns how many."""

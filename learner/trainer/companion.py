@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from learner.trainer.model import Policy, output_head
@@ -70,6 +71,9 @@ class Companion:
             raise ValueError(f"{name} has {sizes[1]} tokens, the policy {sizes[0]}: log-probs of tokens can only be compared over one vocabulary; use a model of the same family")
 
     def _rest(self) -> None:
+        """Back to the shards: without a backward pass the root keeps its weights gathered, and those are neither followed nor saved."""
+        if isinstance(self._policy, FSDPModule):
+            self._policy.reshard()
         if self._offload:
             self._policy.to("cpu")
 

@@ -66,6 +66,7 @@ def run(parts: Parts, step: int) -> End:
             )
         faultpoints.point("trainer_update")
         step, leaving = step + 1, any_rank(parts.stop.is_set())
+        parts.saver.settle()  # a step without signal has made no update, which would have waited
         for companion in parts.companions.values():
             companion.follow(parts.policy, step)
         will_save = leaving or save_is_due(step, every_steps=config.checkpoint.every_steps, last_step=config.steps)

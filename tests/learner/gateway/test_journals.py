@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -16,7 +16,9 @@ import redis
 from learner.config import JournalConfig
 from learner.gateway import redis_journal
 from learner.gateway.appends import Appends, JournalFailed, JournalLocked
+from learner.gateway.books import Books
 from learner.gateway.journals import open_journal
+from learner.gateway.ledger import Ledger
 from learner.gateway.segments import JournalDamaged, Position, segment_numbers, segment_path
 from tests.redis_server import RedisServer
 
@@ -63,6 +65,20 @@ async def test_entries_come_back_in_order_with_their_payloads_and_positions(open
     assert journal.payload(positions[3]) == b"\x01" * 1000
     later = await journal.append({"type": "covered", "step": 1})
     assert later > positions[-1]
+    await journal.close()
+
+
+async def test_payloads_are_read_in_the_order_asked_for_in_chunks_of_about_so_many_bytes(opener: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_journal, "PAGE", 4)  # a page that ends inside a chunk; segments of 4096 bytes hold four payloads
+    journal = opener()
+    assert list(journal.read()) == []
+    books = Books(cast(Ledger, None), journal)
+    for seq in range(10):
+        await books.commit_sample((f"g{seq:08d}", 0), sample(seq, 0), bytes([seq]) * 1000)
+    order = [9, 0, 5, 4, 8, 1, 2]
+    chunks = await asyncio.to_thread(lambda: list(books.read([(f"g{seq:08d}", 0) for seq in order], 2500)))
+    assert [[payload[0] for payload in chunk] for chunk in chunks] == [[9, 0, 5], [4, 8, 1], [2]]
+    assert all(payload == bytes([payload[0]]) * 1000 for chunk in chunks for payload in chunk)
     await journal.close()
 
 

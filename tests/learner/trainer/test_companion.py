@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from learner.algorithm_config import AlgorithmConfig
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.trainer.companion import Companion, Following
 from learner.trainer.companions import followed, load_companions
-from learner.trainer.model import Policy
+from learner.trainer.model import Policy, load_policy
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
-from learner.trainer.packing import WeightedSample, pack
+from learner.trainer.packing import WeightedSample, dummy_row, pack
 from learner.trainer.update import StepResult, train_step
 from learner.trainer.world import World
 from tests.learner.trainer import rig
@@ -69,6 +70,19 @@ def test_it_follows_the_policy_as_told(following: dict[str, Any], expected: list
         found = whole(next(second._policy.causal_lm.parameters())) - first
         torch.testing.assert_close(found, torch.full_like(found, distance))
     assert bool(second.state()) is bool(following)  # only what follows must be saved
+
+
+def test_sharded_it_is_followed_and_saved_by_its_shards_after_it_has_judged_too(folder: Path, mesh: DeviceMesh) -> None:
+    # bfloat16 against float32 master weights: sharded over one rank, as over several
+    policy, second = (load_policy(folder, mesh=mesh, compute_dtype=torch.bfloat16, temperature=rig.TEMPERATURE) for _ in range(2))
+    judge = Companion(second, following=Following(decay=0.5), device=CPU, offload=False)
+    first = {name: whole(tensor) for name, tensor in judge.state().items()}
+    move(policy)
+    judge.logprobs([[dummy_row()]])
+    judge.follow(policy, 1)
+    assert all(isinstance(tensor, DTensor) for tensor in judge.state().values())
+    for name, tensor in judge.state().items():  # the policy moved by .125, half of it is taken over
+        torch.testing.assert_close(whole(tensor), first[name] + 0.0625)
 
 
 def test_its_logprobs_are_those_of_its_own_weights(folder: Path, mesh: DeviceMesh) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
 
 from learner.config import LearnerConfig
-from learner.trainer import loop
+from learner.trainer import checkpoint, loop
 from learner.trainer.checkpoint import Saver, restore
 from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions
@@ -144,6 +145,35 @@ def test_a_reference_that_follows_comes_back_with_the_cut(tmp_path: Path, folder
     for left, right in zip(*weights_of, strict=True):
         assert left and all(torch.equal(left[n], right[n]) for n in left)
     assert any(not torch.equal(t, weights_of[0][1][n]) for n, t in weights_of[0][0].items())
+
+
+def test_a_reference_waits_for_the_copy_also_after_a_step_without_an_update(tmp_path: Path, folder: Path, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unusable_after_the_first(step: int) -> tuple[list[Any], list[Any]]:
+        table, made = batches(step)
+        return ([replace(entry, usable=False, unusable_reason="unscored") for entry in table] if step else table), made
+
+    copy, seen = checkpoint._copy, []
+
+    def slow_copy(value: Any, into: Any) -> Any:
+        if isinstance(value, dict) and "reference" in value:
+            before = {name: tensor.clone() for name, tensor in value["reference"].items()}
+            time.sleep(2.0)  # a step without rows takes some tenths of a second
+            seen.append((before, copy(value, into)["reference"]))
+        return copy(value, into)
+
+    monkeypatch.setattr(checkpoint, "_copy", slow_copy)
+    algorithm = {"kl": {"coefficient": 0.1, "reference": "ema", "decay": 0.5}}
+    with serving(FakeFeed(unusable_after_the_first, num_steps=2)) as address:
+        made = parts(mesh, config(tmp_path, folder, algorithm=algorithm, checkpoint={"every_steps": 1}), address, folder)
+        loop.run(made, 0)
+        made.saver.wait()
+        made.publisher.pusher.close(timeout_s=5)
+        made.feed.close()
+    assert lines(tmp_path)[-1]["num_updates"] == 0 and len(seen) == 2
+    for before, copied in seen:
+        assert all(torch.equal(before[name], copied[name]) for name in before)
+    (_, first), (_, second) = seen
+    assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
 def test_exported_model_loads_in_transformers_with_equal_values(unbroken: tuple[loop.Parts, FakeFeed, loop.End], folder: Path) -> None:
