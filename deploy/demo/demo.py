@@ -121,7 +121,7 @@ def run_content(options: Options, stop_token_ids: tuple[int, ...]) -> dict[str, 
         "rollout": {
             "max_model_len": 256,
             "kv_cache_bytes": 512 << 20,
-            "threads": 2,
+            "threads": 1,
             "seed": options.seed,
             "apply_updates": options.control != "ignored-pushes",
             "exit_when_finished": False,  # it answers the held-out questions afterwards
