@@ -43,6 +43,11 @@ def read_all(run_dir: Path, findings: Findings) -> list[Cut]:
     return sorted((cut for cut in found if cut), key=lambda cut: cut.step)
 
 
+def any_marked(run_dir: Path) -> bool:
+    """Whether there is a cut now."""
+    return any((run_dir / "checkpoints").glob("step-*/cut.json"))
+
+
 def _read(folder: Path, findings: Findings) -> Cut | None:
     where = f"checkpoints/{folder.name}"
     try:

@@ -8,6 +8,13 @@ from dataclasses import dataclass, field
 LISTED_PER_RULE = 20  # one lost record may break a rule for every group after it
 
 
+class Moved(ValueError):
+    """The run went on and let go of something while it was being read."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: was removed while it was being read; the run goes on and has let go of it, so audit again")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """One broken rule. Example: Finding(rule="trained twice", where="journal/000000000000.log at 8812", what="group g00000004 …")"""

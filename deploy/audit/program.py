@@ -12,11 +12,12 @@ from typing import Any
 from deploy.audit import cuts, metrics, payload
 from deploy.audit.accounting import ENDED, ONCE, Accounting, Rules
 from deploy.audit.entry import DAMAGED, Entry
-from deploy.audit.findings import Findings
+from deploy.audit.findings import Findings, Moved
 from deploy.audit.journal import Journal, open_journal
 from deploy.audit.payload import group_name
 
 SHOWN_GROUPS = 6
+ATTEMPTS = 5  # at a run that goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,18 +31,27 @@ class Audit:
 
 
 def audit(run_dir: Path) -> Audit:
-    """Reads everything in run_dir. Raises ValueError when it is no run folder with a journal."""
+    """Reads everything in run_dir. Raises ValueError when it is no run folder with a journal, Moved when the run is quicker than we are."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _once(run_dir)
+        except Moved:
+            continue
+    return _once(run_dir)
+
+
+def _once(run_dir: Path) -> Audit:
     config, findings = _config(run_dir), Findings()
     source = open_journal(run_dir, config)
     beginning, whole = source.beginning()
     try:
         saved, lines = cuts.read_all(run_dir, findings), metrics.read(run_dir, findings)  # first: a run that goes on is behind in them, never ahead
         accounting = Accounting(_rules(config), findings, payload.prompts_of(run_dir))
-        _follow(source, whole, saved, accounting, findings)
+        _follow(run_dir, source, whole, saved, accounting, findings)
     except FileNotFoundError as error:
-        raise ValueError(f"{error.filename}: was removed while it was being read; the run goes on and has let go of it, so audit again") from None
+        raise Moved(str(error.filename)) from None
     if source.beginning()[0] != beginning:
-        raise ValueError(f"{beginning}: was removed while the journal was being read; the run goes on and has let go of it, so audit again")
+        raise Moved(beginning)
     metrics.check(lines, accounting, findings)
     _check_ends(accounting, findings)
     return Audit(run_dir=run_dir, accounting=accounting, cuts=saved, findings=findings)
@@ -62,7 +72,7 @@ def _rules(config: dict[str, Any]) -> Rules:
     return Rules(groups_per_step=config["groups_per_step"], group_size=config["sampling"]["group_size"], max_staleness=config["staleness"]["max_staleness"])
 
 
-def _follow(source: Journal, whole: bool, saved: list[cuts.Cut], accounting: Accounting, findings: Findings) -> None:
+def _follow(run_dir: Path, source: Journal, whole: bool, saved: list[cuts.Cut], accounting: Accounting, findings: Findings) -> None:
     """Follows the whole journal, comparing each cut where it was made."""
     entries = source.read(findings)
     first = next(entries, None)
@@ -72,6 +82,8 @@ def _follow(source: Journal, whole: bool, saved: list[cuts.Cut], accounting: Acc
     if begin is not None:
         cuts.begin_with(begin, accounting)
         findings.notes.append(f"the journal begins behind the run's start: its account up to step {begin.step} is taken from {begin.where}")
+    elif not whole and cuts.any_marked(run_dir):
+        raise Moved("the cut to begin from")
     elif not whole:
         findings.must(False, DAMAGED, first.where, "the journal begins behind the run's start, and there is no cut to begin from")
     due = {cut.position: cut for cut in saved if cut is not begin and cut.position >= first.position}  # an older one that was kept stands alone

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.audit.findings import Moved
 from deploy.audit.program import Audit, audit, table
 from tests.chaos.faults import Fault
 from tests.chaos.scene import Scene, scene
@@ -57,9 +58,7 @@ def clean(at: Scene, what: str) -> Audit:
     while True:
         try:
             outcome = audit(at.run.run_dir)
-        except ValueError as error:
-            if "audit again" not in str(error):
-                raise
+        except Moved:
             continue
         assert not outcome.findings.found, f"{what}: the audit is not clean:\n" + "\n".join(table(outcome))
         return outcome

@@ -15,6 +15,7 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
+from deploy.audit import cuts
 from deploy.audit.findings import Findings
 from deploy.audit.program import audit
 from deploy.audit.segments import read
@@ -244,25 +245,48 @@ def test_a_cut_that_says_other_than_the_journal_is_found(run_dir: Path, tmp_path
     assert any(line.startswith("a cut's account is what the journal made: checkpoints/step-000002: ") for line in said(run))
 
 
-def test_a_journal_that_forgot_its_beginning_is_begun_from_the_oldest_cut(run_dir: Path, tmp_path: Path) -> None:
-    """The first segment ends with the record of the first cut and is gone, as after a long run."""
-    run = copied(run_dir, tmp_path)
+def begun_later(run_dir: Path, to: Path) -> Path:
+    """The first segment ended before the record of the first cut and is gone, as after a long run."""
+    run = copied(run_dir, to)
     mark = run / "checkpoints" / "step-000002" / "cut.json"
     content = json.loads(mark.read_text())
     old = run / "journal" / "000000000000.log"
     whole = old.read_bytes()
     behind = whole[content["offset"] :]
-    # Offsets are relative to the segment, so the kept part keeps its place behind a filler that stands for forgotten records' successors.
     (run / "journal" / "000000000001.log").write_bytes(whole[:12] + behind)
     old.unlink()
     shift = content["offset"] - 12
     for cut in (run / "checkpoints").iterdir():
         marked = json.loads((cut / "cut.json").read_text())
         (cut / "cut.json").write_text(json.dumps({**marked, "segment": 1, "offset": marked["offset"] - shift}))
-    outcome = audit(run)
+    return run
+
+
+def test_a_journal_that_forgot_its_beginning_is_begun_from_the_oldest_cut(run_dir: Path, tmp_path: Path) -> None:
+    outcome = audit(begun_later(run_dir, tmp_path))
     assert outcome.findings.found == []
     assert outcome.accounting.num_trained == 8
     assert "taken from checkpoints/step-000002" in outcome.findings.notes[0]
+
+
+def test_a_run_that_lets_go_of_a_cut_meanwhile_is_read_again(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal begins behind the start, and the cut to begin from is there only at the second look."""
+    run = begun_later(run_dir, tmp_path)
+    read_all, looks = cuts.read_all, []
+
+    def first_look_too_late(run_dir: Path, findings: Findings) -> list[cuts.Cut]:
+        looks.append(run_dir)
+        return [] if len(looks) == 1 else read_all(run_dir, findings)
+
+    monkeypatch.setattr(cuts, "read_all", first_look_too_late)
+    assert audit(run).findings.found == []
+    assert len(looks) == 2
+
+
+def test_a_journal_without_its_beginning_and_without_a_cut_is_a_finding(run_dir: Path, tmp_path: Path) -> None:
+    run = begun_later(run_dir, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    assert any("the journal begins behind the run's start, and there is no cut to begin from" in line for line in said(run))
 
 
 @pytest.mark.parametrize("gone", ["resolved/learner.json", "journal/000000000000.log"])
