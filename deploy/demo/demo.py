@@ -122,6 +122,7 @@ def run_content(options: Options, stop_token_ids: tuple[int, ...]) -> dict[str, 
             "max_model_len": 256,
             "kv_cache_bytes": 512 << 20,
             "threads": 1,
+            "max_num_seqs": 16,  # a small engine is still drawing when an update comes: samples of two versions are part of the show
             "seed": options.seed,
             "apply_updates": options.control != "ignored-pushes",
             "exit_when_finished": False,  # it answers the held-out questions afterwards
