@@ -44,8 +44,8 @@ _LAST_PUSH_S = 60.0  # how long a finished run waits for its last version to rea
 
 def main() -> int:
     arguments = _arguments()
-    if arguments.parent:
-        die_with_parent(arguments.parent)
+    if arguments.parent or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its workers sessions of their own
+        die_with_parent(arguments.parent or os.getppid())
     log_to_stderr()
     try:
         faultpoints.check()

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from learner.trainer.rounds import fresh
+
 _TIMEOUT = timedelta(minutes=20)  # ranks wait for one another while one of them waits for the gateway; a dead rank is noticed at once
 
 
@@ -77,7 +79,11 @@ def joined(place: Place, device: torch.device) -> Iterator[World]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=init_method(place.rendezvous), rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
+    if not place.rendezvous and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT)
+        dist.init_process_group(backend, store=fresh(agents, rank=place.rank, size=place.size, timeout=_TIMEOUT), rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
+    else:
+        dist.init_process_group(backend, init_method=init_method(place.rendezvous), rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
     try:
         incarnation = torch.tensor(time.time_ns() if place.incarnation is None else place.incarnation)
         dist.broadcast(incarnation, src=0)

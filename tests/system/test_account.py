@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.system.harness import Run, pids_running, process_tree, running, wait_for
+from tests.system.harness import Run, Service, pids_running, process_tree, running, wait_for
 from tests.system.records import account_by_steps, journal_records, newest_step, tensors_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -133,21 +133,34 @@ def test_what_was_submitted_since_the_cut_is_trained_and_not_generated_again(tmp
 def test_ranks_that_torchrun_keeps_come_back_from_the_cut_and_finish(tmp_path: Path, tiny_model: Path) -> None:
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
-        run.start_learner(arguments=["--gateway-only"], steps=10, checkpoint={"every_steps": 3})
+        run.start_learner(arguments=["--gateway-only"], steps=12, checkpoint={"every_steps": 3})
         run.start_rollout("only")
         run.services["learner"].must_live()
-        ranks = run.start(
-            "ranks", "torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 -m learner.trainer", run.learner_config, {}, address_file=False,
-        )  # fmt: skip
-        wait_for("step 5", lambda: run.metrics() and run.metrics()[-1]["step"] >= 5, limit_s=180, guard=ranks.must_live)
-        trainers = [pid for pid in process_tree(ranks.process.pid) if b"learner.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes() and pid != ranks.process.pid]
-        assert len(trainers) == 2
-        os.kill(trainers[0], signal.SIGKILL)
+        ranks = torchrun(run)
+        wait_for("step 4", lambda: run.metrics() and run.metrics()[-1]["step"] >= 4, limit_s=180, guard=ranks.must_live)
+        os.kill(ranks_of(ranks)[0], signal.SIGKILL)
+        wait_for("the ranks to come back", lambda: run.metrics()[-1]["lineage"] == 1, limit_s=120, guard=ranks.must_live)
+        # torchrun itself dies: its ranks do not outlive it, and the same command goes on.
+        left = ranks_of(ranks)
+        os.kill(ranks.process.pid, signal.SIGKILL)
+        wait_for("the ranks to die with torchrun", lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), limit_s=10)
+        ranks = torchrun(run)
         assert ranks.process.wait(240) == 0, ranks.tail()
         assert end_of(run, limit_s=60) == 0
         lines = run.metrics()
-        assert surviving(lines)[-1]["step"] == 10 and max(line["lineage"] for line in lines) == 1
+        assert surviving(lines)[-1]["step"] == 12 and lines[-1]["lineage"] == 2
         trained_once(run)
+
+
+def torchrun(run: Run) -> Service:
+    command = "torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 -m learner.trainer"
+    return run.start("ranks", command, run.learner_config, {}, address_file=False)
+
+
+def ranks_of(service: Service) -> list[int]:
+    pids = [pid for pid in process_tree(service.process.pid) if pid != service.process.pid and b"learner.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(pids) == 2
+    return pids
 
 
 def whole_machine_dies(run: Run) -> None:
