@@ -7,16 +7,23 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.system.clients import Generated, stream_until
-from tests.system.harness import ROOT, Run, running
+from tests.system.harness import ROOT, Run, running, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOLERANCE = 1e-4  # float32 on both sides, different kernels
+
+
+def loaded_version(run: Run, name: str) -> int:
+    """What a replica serves; 0 before its first version."""
+    replica = run.replica(name)
+    return replica.loaded_version if replica is not None else 0
 
 
 def under_load(run: Run, num_steps: int) -> list[Generated]:
@@ -76,6 +83,8 @@ def test_two_ranks_push_to_two_vllm_replicas_under_load_and_every_token_has_its_
         )
         for name in ("one", "two"):
             run.start_rollout(name, engine="vllm", kv_cache_bytes=128 << 20, max_num_seqs=32)
+        for name in ("one", "two"):  # either may be the first to be there; streams want both
+            wait_for(f"replica {name} to serve", partial(loaded_version, run, name), limit_s=240)
         run.wait_steps(2, limit_s=240)
         generated = under_load(run, num_steps=8)
         lines = run.metrics()
