@@ -79,10 +79,12 @@ def test_a_second_replica_joins_mid_run_and_contributes(tmp_path: Path, tiny_mod
         run.start_rollout("second")
         joined = wait_for("the second replica to load a version", lambda: loaded(run, "second", 1), limit_s=60)
         run.wait_steps(len(run.metrics()) + 4)
-        later = run.replica("second")
-        assert later is not None
-        assert later.num_tokens > joined.num_tokens
-        assert later.loaded_version > joined.loaded_version
+
+        def contributes() -> bool:
+            now = run.replica("second")
+            return now is not None and now.num_tokens > joined.num_tokens and now.loaded_version > joined.loaded_version
+
+        wait_for("tokens of the second replica and a later version on it", contributes, limit_s=60, guard=run.learner_must_live)
 
 
 def test_the_sole_replica_killed_and_restarted_between_pushes_is_back_within_30_s(tmp_path: Path, tiny_model: Path) -> None:
