@@ -211,11 +211,11 @@ class Rank:
         """The batch of a step: what came first and the rows. Raises RuntimeError when rows are missing."""
         header: feed_pb2.BatchHeader | None = None
         rows: list[trajectory_pb2.Trajectory] = []
-        async for message in self.stub.TakeBatch(feed_pb2.TakeBatchRequest(incarnation=self.incarnation, rank=0, policy_step=step)):
+        async for message in self.stub.TakeBatch(feed_pb2.TakeBatchRequest(incarnation=self.incarnation, rank=0, policy_step=step, rows_bytes=1 << 20)):
             if message.HasField("header"):
                 header = message.header
             else:
-                rows.append(message.row)
+                rows.extend(message.rows.rows)
         if header is None or header.num_rows != len(rows):
             raise RuntimeError(f"the batch of step {step} brought {len(rows)} rows: {header}")
         return header, rows

@@ -38,6 +38,7 @@ from protos import rpc
 from protos.arrays import pack_floats, pack_ids
 from protos.learner.v1alpha1 import learner_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
+from rollout_server.submitting import together
 
 GROUPS, GROUP_SIZE = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 256, 2048
@@ -238,6 +239,7 @@ async def measure(memory: Path, disk: Path, num_pairs: int) -> list[Pair]:
             await in_memory.prepare()
             await durable.prepare()
             frames = [request.SerializeToString() for request in in_memory.requests]
+            large = [request.SerializeToString() for request in together(in_memory.requests)]
             pair: Pair = {}
 
             async def appended() -> float:
@@ -246,7 +248,7 @@ async def measure(memory: Path, disk: Path, num_pairs: int) -> list[Pair]:
             async def through_redis() -> float:
                 return redis_round(redis_peer, frames)
 
-            steps: list[tuple[str, Callable[[], Any]]] = [("raw_grpc", lambda: grpc_peer.round(frames)), ("memory", in_memory.round), ("unary", lambda: grpc_peer.unary_round(frames))]
+            steps: list[tuple[str, Callable[[], Any]]] = [("raw_grpc", lambda: grpc_peer.round(large)), ("memory", in_memory.round), ("unary", lambda: grpc_peer.unary_round(frames))]
             disk_steps: list[tuple[str, Callable[[], Any]]] = [("durable", durable.round), ("fdatasync", appended), ("redis_always", through_redis)]
             if turn % 2:
                 steps, disk_steps = steps[::-1], [disk_steps[2], *disk_steps[:2]]  # the plain file copies the journal's batches

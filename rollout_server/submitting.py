@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 logger = logging.getLogger("headrace.rollout.submitting")
 
 MAX_PENDING = 1024  # samples without receipt; beyond it submit blocks, and with it sampling
+MESSAGE_BYTES = 256 << 10  # samples that are ready at the same time share a message up to about this size
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 
 
@@ -84,26 +86,48 @@ class Submitting:
         call = self._stub.SubmitTrajectories(timeout=rpc.deadline_s("SubmitTrajectories"))
         writer = asyncio.create_task(self._writer(call))
         try:
-            async for receipt in call:
-                entry = self._sent.pop((receipt.group_id, receipt.sample_index), None)
-                if entry is not None and not entry.receipt.done():
-                    entry.receipt.set_result(receipt)
+            async for answer in call:
+                for receipt in answer.receipts or (answer,):
+                    entry = self._sent.pop((receipt.group_id, receipt.sample_index), None)
+                    if entry is not None and not entry.receipt.done():
+                        entry.receipt.set_result(receipt)
         finally:
             writer.cancel()
             call.cancel()
 
     async def _writer(self, call: Any) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees why the stream ended
-            for key, entry in list(self._sent.items()):
-                if entry.receipt.done():
-                    self._sent.pop(key, None)  # nobody waits any more
-                else:
-                    await call.write(entry.request)
+            await self._write(call, list(self._sent.values()))
             while True:
-                entry = await self._unsent.get()
-                if not entry.receipt.done():
-                    self._sent[_key(entry.request.trajectory)] = entry
-                    await call.write(entry.request)
+                await self._write(call, [await self._unsent.get(), *self._waiting()])
+
+    def _waiting(self) -> Iterator[_Entry]:
+        """What else waits to be sent."""
+        while not self._unsent.empty():
+            yield self._unsent.get_nowait()
+
+    async def _write(self, call: Any, entries: list[_Entry]) -> None:
+        """Sends entries in order, several to a message."""
+        wanted = []
+        for entry in entries:
+            if entry.receipt.done():  # nobody waits any more
+                self._sent.pop(_key(entry.request.trajectory), None)
+            else:
+                self._sent[_key(entry.request.trajectory)] = entry
+                wanted.append(entry.request)
+        for request in together(wanted):
+            await call.write(request)
+
+
+def together(requests: Sequence[pb.SubmitTrajectoriesRequest]) -> Iterator[pb.SubmitTrajectoriesRequest]:
+    """The samples of all requests in order, in messages of about MESSAGE_BYTES; one that stays alone keeps its message."""
+    start, num_bytes = 0, 0
+    for index, request in enumerate(requests):
+        num_bytes += request.ByteSize()
+        follower = requests[index + 1] if index + 1 < len(requests) else None
+        if num_bytes >= MESSAGE_BYTES or follower is None or follower.run_id != request.run_id:
+            yield request if index == start else pb.SubmitTrajectoriesRequest(run_id=request.run_id, trajectories=[each.trajectory for each in requests[start : index + 1]])
+            start, num_bytes = index + 1, 0
 
 
 def _key(trajectory: Any) -> tuple[str, int]:

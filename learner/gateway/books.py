@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from learner.gateway.account import Record
 from learner.gateway.bell import Bell
@@ -56,9 +56,18 @@ class Books:
         future.add_done_callback(note)
         return future
 
-    def read(self, keys: Iterable[Key]) -> list[bytes]:
-        """Payloads; blocks on the disk, so it runs in a thread. Raises JournalDamaged."""
-        return [self.journal.payload(self.payloads[key]) for key in keys]
+    def read(self, keys: Iterable[Key], chunk_bytes: int) -> Iterator[list[bytes]]:
+        """Payloads in order, about chunk_bytes at a time; blocks on the disk, so it runs in a thread. Raises JournalDamaged."""
+        chunk: list[bytes] = []
+        left = chunk_bytes
+        for payload in self.journal.payloads([self.payloads[key] for key in keys]):
+            chunk.append(payload)
+            left -= len(payload)
+            if left <= 0:
+                yield chunk
+                chunk, left = [], chunk_bytes
+        if chunk:
+            yield chunk
 
     def forget_payloads(self) -> None:
         """Forgets payloads that nothing needs any more."""

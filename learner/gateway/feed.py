@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from learner.gateway import cuts, killpoints, snapshots
@@ -27,6 +27,7 @@ from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 
 logger = logging.getLogger("headrace.learner.feed")
+READ_BYTES = 1 << 20  # of the journal at a time
 
 
 class Feed:
@@ -101,9 +102,16 @@ class Feed:
             self.duty.check(incarnation, rank)  # relieved meanwhile: say so
             raise
 
-    async def read_rows(self, keys: list[tuple[str, int]]) -> list[bytes]:
-        """Payloads of samples, off the event loop."""
-        return await asyncio.to_thread(self._books.read, keys)
+    async def read_rows(self, keys: list[tuple[str, int]], chunk_bytes: int) -> AsyncIterator[list[bytes]]:
+        """Payloads of samples in order, about chunk_bytes at a time (0: READ_BYTES); read in a thread, one chunk ahead of the caller."""
+        payloads = self._books.read(keys, chunk_bytes or READ_BYTES)
+        ahead = asyncio.ensure_future(asyncio.to_thread(next, payloads, None))
+        try:
+            while (chunk := await ahead) is not None:
+                ahead = asyncio.ensure_future(asyncio.to_thread(next, payloads, None))
+                yield chunk
+        finally:
+            ahead.cancel()
 
     async def close(self, incarnation: int, policy_step: int, *, snapshot_dir: Path, will_save: bool) -> Publication:
         """Closes the step before and publishes the policy of this one; to the end also when the caller leaves, since it asks again."""

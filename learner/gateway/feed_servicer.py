@@ -28,10 +28,11 @@ class FeedServicer(feed_pb2_grpc.FeedServiceServicer):
     @answering
     async def TakeBatch(self, request: pb.TakeBatchRequest, context: Any) -> None:
         decision = await self._feed.take(request.incarnation, request.rank, request.policy_step)
-        rows = await self._feed.read_rows(decision.rows_of(request.rank))
-        await context.write(wire.header(decision, len(rows)))
-        for payload in rows:
-            await context.write(wire.batch_row(payload))
+        keys = decision.rows_of(request.rank)
+        await context.write(wire.header(decision, len(keys)))
+        async for payloads in self._feed.read_rows(keys, request.rows_bytes):
+            for message in wire.batch_rows(payloads, together=request.rows_bytes > 0):
+                await context.write(message)
 
     @answering
     async def CloseBatch(self, request: pb.CloseBatchRequest, context: Any) -> pb.CloseBatchResponse:

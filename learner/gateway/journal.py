@@ -15,8 +15,9 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from learner.gateway.segments import (
     Position,
     TornTail,
     head,
-    read_entry,
+    read_payload,
     read_segment,
     segment_numbers,
     segment_path,
@@ -117,12 +118,21 @@ class Journal:
 
     def payload(self, position: Position) -> bytes:
         """The payload of the entry at a position. Raises JournalDamaged when there is no whole entry."""
-        path = segment_path(self.folder, position.segment)
-        with path.open("rb") as file:
-            entry = read_entry(file.fileno(), position, os.fstat(file.fileno()).st_size)
-        if isinstance(entry, str):
-            raise JournalDamaged(f"journal {path} is damaged at byte {position.offset}: {entry}; restart from the newest checkpoint")
-        return entry.payload
+        return next(self.payloads([position]))
+
+    def payloads(self, positions: Iterable[Position]) -> Iterator[bytes]:
+        """The payloads of the entries at positions, each checked. Raises JournalDamaged when one is not whole."""
+        with ExitStack() as opened:
+            files: dict[int, tuple[int, int]] = {}  # segment to descriptor and bytes
+            for position in positions:
+                path = segment_path(self.folder, position.segment)
+                if position.segment not in files:
+                    number = opened.enter_context(path.open("rb")).fileno()
+                    files[position.segment] = number, os.fstat(number).st_size
+                entry = read_payload(files[position.segment][0], position, files[position.segment][1])
+                if isinstance(entry, str):
+                    raise JournalDamaged(f"journal {path} is damaged at byte {position.offset}: {entry}; restart from the newest checkpoint")
+                yield entry
 
     def forget(self, before: Position) -> int:
         """Deletes the segments that hold only entries before a position; returns how many."""

@@ -102,6 +102,22 @@ def read_segment(path: Path, *, last: bool) -> Iterator[Entry | TornTail]:
 
 def read_entry(file: int, position: Position, end: int) -> Entry | str:
     """The entry at a position, or why there is no whole one before byte `end`."""
+    whole = _read_whole(file, position, end)
+    if isinstance(whole, str):
+        return whole
+    body, payload, durable = whole
+    record = msgpack.unpackb(body, strict_map_key=False)
+    return Entry(position=position, record=record, payload=payload, num_bytes=HEAD_BYTES + len(body) + len(payload), durable_bytes=durable)
+
+
+def read_payload(file: int, position: Position, end: int) -> bytes | str:
+    """The payload alone of the entry at a position, checked as a whole; or why there is none, as with read_entry."""
+    whole = _read_whole(file, position, end)
+    return whole if isinstance(whole, str) else whole[1]
+
+
+def _read_whole(file: int, position: Position, end: int) -> tuple[bytes, bytes, int] | str:
+    """(body, payload, durable bytes) of an entry whose checksum is right."""
     left = end - position.offset
     if left < HEAD_BYTES:
         return f"{left} bytes are less than the head of an entry"
@@ -112,12 +128,9 @@ def read_entry(file: int, position: Position, end: int) -> Entry | str:
     num_body, num_payload, durable = _FIELDS.unpack(fields)
     if left < HEAD_BYTES + num_body + num_payload:
         return f"the entry should have {HEAD_BYTES + num_body + num_payload} bytes and {left} are there"
-    data = os.pread(file, num_body + num_payload, position.offset + HEAD_BYTES)
-    body, payload = data[:num_body], data[num_body:]
-    if _crc(fields, body, payload) != crc:
-        return "the checksum of the entry does not match"
-    record = msgpack.unpackb(body, strict_map_key=False)
-    return Entry(position=position, record=record, payload=payload, num_bytes=HEAD_BYTES + len(data), durable_bytes=durable)
+    body = os.pread(file, num_body, position.offset + HEAD_BYTES)
+    payload = os.pread(file, num_payload, position.offset + HEAD_BYTES + num_body)
+    return (body, payload, durable) if _crc(fields, body, payload) == crc else "the checksum of the entry does not match"
 
 
 def _crc(fields: bytes, body: bytes, payload: bytes) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from learner.gateway import wire
@@ -41,10 +41,10 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     @answering
     async def SubmitTrajectories(self, requests: AsyncIterator[pb.SubmitTrajectoriesRequest], context: Any) -> None:
-        async def write(receipt: Receipt) -> None:
-            await context.write(wire.receipt(receipt))
+        async def write(receipts: list[Receipt]) -> None:
+            await context.write(wire.receipts(receipts))
 
-        await self._submissions.serve(_samples(requests), write)
+        await self._submissions.serve(_messages(requests), write)
 
     @answering
     async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Any) -> None:
@@ -56,6 +56,6 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         return self._status()
 
 
-async def _samples(requests: AsyncIterator[pb.SubmitTrajectoriesRequest]) -> AsyncIterator[tuple[str, trajectory_pb2.Trajectory]]:
+async def _messages(requests: AsyncIterator[pb.SubmitTrajectoriesRequest]) -> AsyncIterator[tuple[str, Sequence[trajectory_pb2.Trajectory]]]:
     async for request in requests:
-        yield request.run_id, request.trajectory
+        yield request.run_id, (request.trajectory,) if request.HasField("trajectory") else request.trajectories

@@ -1,14 +1,14 @@
 """Takes finished samples: check, account, journal, receipt. Many are in flight on one fdatasync.
 
-    _take    consumes the caller's stream, produces (receipt, future), waits for the journal's backlog and for a bounded queue
-    serve    consumes that queue, produces receipts in order of submission, waits for each future
+    _take_all   consumes the caller's stream, produces (receipts, future), waits for the journal's backlog and for a bounded queue
+    serve       consumes that queue, produces receipts in order of submission, waits for each future
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from learner.gateway.trajectories import facts_of
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
 logger = logging.getLogger("headrace.learner.submissions")
-MAX_IN_FLIGHT = 1024
+MAX_IN_FLIGHT = 256  # messages of one caller without receipt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,8 @@ class Receipt:
     detail: str = ""
 
 
-Item = tuple[Receipt, "asyncio.Future[Any]"] | BaseException | None
+Sample = trajectory_pb2.Trajectory
+Item = tuple[list[Receipt], "asyncio.Future[Any]"] | BaseException | None  # the future: the newest record of a message is on the disk
 
 
 class Submissions:
@@ -44,32 +45,41 @@ class Submissions:
         self._run_id = run_id
         self._vocabulary = vocabulary
 
-    async def serve(self, samples: AsyncIterator[tuple[str, trajectory_pb2.Trajectory]], write: Callable[[Receipt], Awaitable[None]]) -> None:
-        """One caller's stream of (run_id, trajectory). Raises ValueError for a malformed one, after the receipts of those before it."""
+    async def serve(self, messages: AsyncIterator[tuple[str, Sequence[Sample]]], write: Callable[[list[Receipt]], Awaitable[None]]) -> None:
+        """One caller's stream of (run_id, samples of one message); a message's receipts are written together.
+
+        Raises ValueError for a malformed sample, after the receipts of those before it.
+        """
         queue: asyncio.Queue[Item] = asyncio.Queue(MAX_IN_FLIGHT)
-        taker = asyncio.create_task(self._take_all(samples, queue))
+        taker = asyncio.create_task(self._take_all(messages, queue))
         try:
             while (item := await queue.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                receipt, durable = item
+                receipts, durable = item
                 await asyncio.shield(durable)
                 killpoints.reach("after_fsync_before_receipt")
-                await write(receipt)
+                await write(receipts)
         finally:
             taker.cancel()
 
-    async def _take_all(self, samples: AsyncIterator[tuple[str, trajectory_pb2.Trajectory]], queue: asyncio.Queue[Item]) -> None:
+    async def _take_all(self, messages: AsyncIterator[tuple[str, Sequence[Sample]]], queue: asyncio.Queue[Item]) -> None:
         try:
-            async for run_id, trajectory in samples:
+            async for run_id, samples in messages:
                 await self._books.journal.drained()
-                await queue.put(await self._take(run_id, trajectory))
+                receipts: list[Receipt] = []
+                try:
+                    for sample in samples:
+                        receipts.append(await self._take(run_id, sample))
+                finally:
+                    if receipts:
+                        await queue.put((receipts, self._books.barrier()))
             await queue.put(None)
         except Exception as error:  # handed to `serve`, which raises it in its place among the receipts
             await queue.put(error)
 
-    async def _take(self, run_id: str, trajectory: trajectory_pb2.Trajectory) -> tuple[Receipt, asyncio.Future[Any]]:
-        """Accounts one sample. Raises ValueError when it is malformed."""
+    async def _take(self, run_id: str, trajectory: Sample) -> Receipt:
+        """Accounts one sample; its record is queued for the disk. Raises ValueError when it is malformed."""
         if run_id != self._run_id:
             raise ValueError(f"sample ({trajectory.group_id}, {trajectory.sample_index}) belongs to run {run_id or 'empty'}, this is {self._run_id}; attend again")
         ledger, key = self._books.ledger, (trajectory.group_id, trajectory.sample_index)
@@ -79,8 +89,8 @@ class Submissions:
         facts = facts_of(trajectory, prompt_ids=prompt_ids, vocabulary=self._vocabulary, max_new_tokens=max_new_tokens)
         outcome = ledger.submit(*key, facts)
         receipt = Receipt(group_id=key[0], sample_index=key[1], status=outcome.status, detail=outcome.reason if outcome.status == "unwanted" else "")
-        if outcome.record is None:
-            return receipt, self._books.barrier()
-        if outcome.reason:
-            logger.info("group %s is dropped: %s", key[0], outcome.reason)
-        return receipt, self._books.commit_sample(key, outcome.record, trajectory.SerializeToString())
+        if outcome.record is not None:
+            if outcome.reason:
+                logger.info("group %s is dropped: %s", key[0], outcome.reason)
+            self._books.commit_sample(key, outcome.record, trajectory.SerializeToString())
+        return receipt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from learner.config import LearnerConfig
@@ -64,6 +64,12 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
     return encode
 
 
+def receipts(values: Sequence[Receipt]) -> learner_pb2.SubmitTrajectoriesResponse:
+    """The answer to one message: of one sample, or of several."""
+    made = [receipt(value) for value in values]
+    return made[0] if len(made) == 1 else learner_pb2.SubmitTrajectoriesResponse(receipts=made)
+
+
 def receipt(value: Receipt) -> learner_pb2.SubmitTrajectoriesResponse:
     return learner_pb2.SubmitTrajectoriesResponse(group_id=value.group_id, sample_index=value.sample_index, status=_STATUSES[value.status], detail=value.detail)
 
@@ -80,9 +86,12 @@ def header(decision: Decision, num_rows: int) -> feed_pb2.TakeBatchResponse:
     return feed_pb2.TakeBatchResponse(header=value)
 
 
-def batch_row(payload: bytes) -> feed_pb2.TakeBatchResponse:
-    """payload: a serialized Trajectory."""
-    return feed_pb2.TakeBatchResponse(row=trajectory_pb2.Trajectory.FromString(payload))
+def batch_rows(payloads: Sequence[bytes], *, together: bool) -> list[feed_pb2.TakeBatchResponse]:
+    """Messages that bring serialized trajectories: all in one, or one each."""
+    rows = [trajectory_pb2.Trajectory.FromString(payload) for payload in payloads]
+    if together:
+        return [feed_pb2.TakeBatchResponse(rows=feed_pb2.Rows(rows=rows))]
+    return [feed_pb2.TakeBatchResponse(row=row) for row in rows]
 
 
 def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:

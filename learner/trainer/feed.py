@@ -27,6 +27,7 @@ from protos.trajectory.v1alpha1 import trajectory_pb2
 T = TypeVar("T")
 _LEAVE_AFTER_S = 5.0  # how long a rank that was told to stop still waits for a batch
 _POLL_S = 0.2
+_ROWS_BYTES = 1 << 20  # rows come several to a message of about this size
 
 
 class RunFailed(Exception):
@@ -103,14 +104,14 @@ class Feed:
                 raise Leave(f"told to stop while waiting for the batch of step {policy_step}")
 
     async def _take(self, policy_step: int) -> Batch | None:
-        request = feed_pb2.TakeBatchRequest(incarnation=self._incarnation, rank=self._rank, policy_step=policy_step)
+        request = feed_pb2.TakeBatchRequest(incarnation=self._incarnation, rank=self._rank, policy_step=policy_step, rows_bytes=_ROWS_BYTES)
         header: feed_pb2.BatchHeader | None = None
         rows: list[trajectory_pb2.Trajectory] = []
         async for message in self._stub.TakeBatch(request, timeout=rpc.deadline_s("TakeBatch")):
             if message.HasField("header"):
                 header = message.header
             else:
-                rows.append(message.row)
+                rows.extend([message.row] if message.HasField("row") else message.rows.rows)
         if header is None:
             raise ValueError(f"the batch of step {policy_step} came without a header")
         if header.num_rows != len(rows):

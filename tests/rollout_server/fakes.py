@@ -115,13 +115,14 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
 
     async def SubmitTrajectories(self, requests: Any, context: Any) -> AsyncIterator[pb.SubmitTrajectoriesResponse]:
         async for request in requests:
-            async with self.changed:
-                self.submitted.append(request.trajectory)
-                self.run_ids.append(request.run_id)
-                self.changed.notify_all()
-            status = self.receipts(request.trajectory)
-            if status is not None:
-                yield pb.SubmitTrajectoriesResponse(group_id=request.trajectory.group_id, sample_index=request.trajectory.sample_index, status=status)
+            for trajectory in request.trajectories or (request.trajectory,):
+                async with self.changed:
+                    self.submitted.append(trajectory)
+                    self.run_ids.append(request.run_id)
+                    self.changed.notify_all()
+                status = self.receipts(trajectory)
+                if status is not None:
+                    yield pb.SubmitTrajectoriesResponse(group_id=trajectory.group_id, sample_index=trajectory.sample_index, status=status)
 
     async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Any) -> AsyncIterator[pb.FetchWeightsResponse]:
         if self._newest is None:

@@ -31,14 +31,16 @@ class RegisterResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., cut_dir: _Optional[str] = ..., policy_step: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class TakeBatchRequest(_message.Message):
-    __slots__ = ("incarnation", "rank", "policy_step")
+    __slots__ = ("incarnation", "rank", "policy_step", "rows_bytes")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     POLICY_STEP_FIELD_NUMBER: _ClassVar[int]
+    ROWS_BYTES_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     rank: int
     policy_step: int
-    def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., policy_step: _Optional[int] = ...) -> None: ...
+    rows_bytes: int
+    def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., policy_step: _Optional[int] = ..., rows_bytes: _Optional[int] = ...) -> None: ...
 
 class TableRow(_message.Message):
     __slots__ = ("group_id", "sample_index", "reward", "usable", "unusable_reason", "num_prompt_tokens", "num_completion_tokens", "num_trained_tokens", "staleness", "owner", "truncated", "num_versions", "reward_parts")
@@ -132,12 +134,20 @@ class BatchHeader(_message.Message):
     def __init__(self, policy_step: _Optional[int] = ..., table: _Optional[_Iterable[_Union[TableRow, _Mapping]]] = ..., end_of_run: _Optional[bool] = ..., stats: _Optional[_Union[FeedStats, _Mapping]] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class TakeBatchResponse(_message.Message):
-    __slots__ = ("header", "row")
+    __slots__ = ("header", "row", "rows")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     header: BatchHeader
     row: _trajectory_pb2.Trajectory
-    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., row: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ...) -> None: ...
+    rows: Rows
+    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., row: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ...) -> None: ...
+
+class Rows(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Trajectory]
+    def __init__(self, rows: _Optional[_Iterable[_Union[_trajectory_pb2.Trajectory, _Mapping]]] = ...) -> None: ...
 
 class CloseBatchRequest(_message.Message):
     __slots__ = ("incarnation", "policy_step", "snapshot_dir", "will_save")

@@ -273,26 +273,30 @@ class LeaseGroupsResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class SubmitTrajectoriesRequest(_message.Message):
-    __slots__ = ("run_id", "lease_id", "trajectory")
+    __slots__ = ("run_id", "lease_id", "trajectory", "trajectories")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     lease_id: str
     trajectory: _trajectory_pb2.Trajectory
-    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ...) -> None: ...
+    trajectories: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Trajectory]
+    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ..., trajectories: _Optional[_Iterable[_Union[_trajectory_pb2.Trajectory, _Mapping]]] = ...) -> None: ...
 
 class SubmitTrajectoriesResponse(_message.Message):
-    __slots__ = ("group_id", "sample_index", "status", "detail")
+    __slots__ = ("group_id", "sample_index", "status", "detail", "receipts")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     status: ReceiptStatus
     detail: str
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ReceiptStatus, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    receipts: _containers.RepeatedCompositeFieldContainer[SubmitTrajectoriesResponse]
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ReceiptStatus, str]] = ..., detail: _Optional[str] = ..., receipts: _Optional[_Iterable[_Union[SubmitTrajectoriesResponse, _Mapping]]] = ...) -> None: ...
 
 class FetchWeightsRequest(_message.Message):
     __slots__ = ("have_version",)
