@@ -10,6 +10,8 @@ import sys
 import uuid
 from pathlib import Path
 
+import uvloop
+
 from learner.config import LearnerConfig
 from learner.gateway import killpoints
 from learner.gateway.gateway import Gateway, write_whole
@@ -47,7 +49,7 @@ def main() -> int:
     die_with_parent(os.getppid())
     log_to_stderr()
     try:
-        asyncio.run(serve(read_config(arguments.config)))
+        uvloop.run(serve(read_config(arguments.config)))
     except (ValueError, FileNotFoundError, JournalDamaged) as error:
         return complain(str(error))
     except JournalFailed as error:

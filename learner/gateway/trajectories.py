@@ -27,21 +27,21 @@ def facts_of(trajectory: pb.Trajectory, *, prompt_ids: bytes | None, vocabulary:
         raise ValueError(f"{name}: prompt_ids are not the leased ones ({len(trajectory.prompt_ids.data) // 4} ids against {len(prompt_ids) // 4}); prompts travel unchanged")
     ids = _array(trajectory.completion_ids, pb.PACKED_DTYPE_INT32, f"{name}: completion_ids")
     num_tokens = len(ids)
-    if not num_tokens or ids.min() < 0 or ids.max() >= vocabulary:
+    if not num_tokens or int(ids.view(np.uint32).max()) >= vocabulary:  # a negative id is a large one
         raise ValueError(f"{name}: completion_ids must be at least one id in [0, {vocabulary}), got {num_tokens} ids")
     logprobs = _array(trajectory.logprobs, pb.PACKED_DTYPE_FLOAT32, f"{name}: logprobs", num_tokens)
     mask = _mask(trajectory, num_tokens, name)
-    num_trained = int(mask.sum())
+    num_trained = num_tokens if mask is None else int(mask.sum())
     if trajectory.finish_reason == pb.FINISH_REASON_UNSPECIFIED:
         raise ValueError(f"{name}: finish_reason is not set")
     reward = _reward(trajectory)
     return SampleFacts(
         reward=reward,
-        unusable_reason="overlong" if max_new_tokens is not None and num_tokens > max_new_tokens else _unusable(trajectory, reward, bool(np.isfinite(logprobs).all()), num_trained),
+        unusable_reason="overlong" if max_new_tokens is not None and num_tokens > max_new_tokens else _unusable(trajectory, reward, _all_finite(logprobs), num_trained),
         num_prompt_tokens=len(trajectory.prompt_ids.data) // 4,
         num_completion_tokens=num_tokens,
         num_trained_tokens=num_trained,
-        spans=_spans(trajectory, mask, name),
+        spans=_spans(trajectory, mask, num_tokens, name),
         truncated=trajectory.finish_reason == pb.FINISH_REASON_LENGTH,
         reward_parts=dict(trajectory.reward.score.parts),
         replica_id=trajectory.replica_id,
@@ -79,17 +79,22 @@ def _unusable(trajectory: pb.Trajectory, reward: float | None, finite_logprobs: 
     return ""
 
 
-def _mask(trajectory: pb.Trajectory, num_tokens: int, name: str) -> npt.NDArray[np.uint8]:
-    """Zeros and ones, [num_tokens]; all ones where none was sent."""
+def _all_finite(values: npt.NDArray[np.float32]) -> bool:
+    """The sum of squares is finite only if every value is; where it overflows, each is looked at."""
+    return math.isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())
+
+
+def _mask(trajectory: pb.Trajectory, num_tokens: int, name: str) -> npt.NDArray[np.uint8] | None:
+    """Zeros and ones, [num_tokens]; None: all ones, none was sent."""
     if not trajectory.loss_mask.data:
-        return np.ones(num_tokens, dtype=np.uint8)
+        return None
     mask = _array(trajectory.loss_mask, pb.PACKED_DTYPE_UINT8, f"{name}: loss_mask", num_tokens)
     if mask.max() > 1:
         raise ValueError(f"{name}: loss_mask must be zeros and ones, got {int(mask.max())}")
     return mask  # type: ignore[no-any-return]
 
 
-def _spans(trajectory: pb.Trajectory, mask: npt.NDArray[np.uint8], name: str) -> tuple[tuple[int, int], ...]:
+def _spans(trajectory: pb.Trajectory, mask: npt.NDArray[np.uint8] | None, num_tokens: int, name: str) -> tuple[tuple[int, int], ...]:
     """(version, tokens with mask 1 that it drew) in order. Raises ValueError for a gap, an overlap or a falling version."""
     end, newest = 0, 0
     spans = []
@@ -97,7 +102,7 @@ def _spans(trajectory: pb.Trajectory, mask: npt.NDArray[np.uint8], name: str) ->
         if span.start != end or span.end <= span.start or span.version < newest:
             raise ValueError(f"{name}: span of version {span.version} over [{span.start}, {span.end}) after version {newest} up to {end}; spans must follow each other and versions must not fall")
         end, newest = span.end, span.version
-        spans.append((span.version, int(mask[span.start : span.end].sum())))
-    if end != len(mask):
-        raise ValueError(f"{name}: spans end at {end}, the completion has {len(mask)} tokens; every token carries its version")
+        spans.append((span.version, end - span.start if mask is None else int(mask[span.start : end].sum())))
+    if end != num_tokens:
+        raise ValueError(f"{name}: spans end at {end}, the completion has {num_tokens} tokens; every token carries its version")
     return tuple(spans)
