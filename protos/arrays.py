@@ -16,10 +16,15 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
 
 def pack_ids(ids: npt.ArrayLike) -> pb.PackedArray:
     """int32 ids, any length. Raises ValueError for an id that int32 cannot hold."""
-    values = np.asarray(ids, dtype=np.int64)
-    if values.size and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
+    values = np.asarray(ids)
+    if values.dtype != np.int32:
+        wide = np.asarray(values, dtype=np.int64)
+        values = wide.astype("<i4")
+        if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.int32).max):
+            raise ValueError(f"token ids must lie in [0, 2**31), got {wide.min()} to {wide.max()}")
+    elif values.size and values.min() < 0:
         raise ValueError(f"token ids must lie in [0, 2**31), got {values.min()} to {values.max()}")
-    return pb.PackedArray(dtype=pb.PACKED_DTYPE_INT32, data=values.astype("<i4").tobytes())
+    return pb.PackedArray(dtype=pb.PACKED_DTYPE_INT32, data=values.astype("<i4", copy=False).tobytes())
 
 
 def pack_floats(values: npt.ArrayLike) -> pb.PackedArray:

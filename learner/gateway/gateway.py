@@ -21,7 +21,7 @@ from learner.gateway.batches import Batches
 from learner.gateway.books import Books
 from learner.gateway.clock import RunClock
 from learner.gateway.feed import Feed
-from learner.gateway.feed_servicer import FeedServicer
+from learner.gateway.feed_servicer import FeedServicer, add_to_server
 from learner.gateway.handshake import Identity
 from learner.gateway.journal import Journal
 from learner.gateway.leases import LeaseDesk
@@ -37,7 +37,7 @@ from learner.gateway.transports import transports_of
 from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
-from protos.learner.v1alpha1 import feed_pb2_grpc, learner_pb2_grpc
+from protos.learner.v1alpha1 import learner_pb2_grpc
 from protos.rpc import Server
 
 logger = logging.getLogger("headrace.learner.gateway")
@@ -167,7 +167,7 @@ class Gateway:
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
 
     def _add_feed_service(self, server: Any) -> None:
-        feed_pb2_grpc.add_FeedServiceServicer_to_server(FeedServicer(self.feed, self.run_id), server)
+        add_to_server(FeedServicer(self.feed, self.run_id), server)
 
     def _is_over(self) -> bool:
         limit_min = self._config.max_minutes

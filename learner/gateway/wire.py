@@ -86,12 +86,34 @@ def header(decision: Decision, num_rows: int) -> feed_pb2.TakeBatchResponse:
     return feed_pb2.TakeBatchResponse(header=value)
 
 
-def batch_rows(payloads: Sequence[bytes], *, together: bool) -> list[feed_pb2.TakeBatchResponse]:
-    """Messages that bring serialized trajectories: all in one, or one each."""
-    rows = [trajectory_pb2.Trajectory.FromString(payload) for payload in payloads]
-    if together:
-        return [feed_pb2.TakeBatchResponse(rows=feed_pb2.Rows(rows=rows))]
-    return [feed_pb2.TakeBatchResponse(row=row) for row in rows]
+def batch_rows(payloads: Sequence[bytes], *, together: bool) -> list[bytes]:
+    """Encoded TakeBatchResponses that bring serialized trajectories, all in one (`rows`) or one each (`row`).
+
+    A payload is copied as it is: parsing and encoding it again would cost more than sending it.
+    """
+    if not together:
+        return [_field(feed_pb2.TakeBatchResponse.ROW_FIELD_NUMBER, payload) for payload in payloads]
+    rows = b"".join(part for payload in payloads for part in (_key(feed_pb2.Rows.ROWS_FIELD_NUMBER, len(payload)), payload))
+    return [_field(feed_pb2.TakeBatchResponse.ROWS_FIELD_NUMBER, rows)]
+
+
+def encoded(message: feed_pb2.TakeBatchResponse | bytes) -> bytes:
+    """Serializer of TakeBatch: what is encoded already passes."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _key(number, len(data)) + data
+
+
+def _key(number: int, num_bytes: int) -> bytes:
+    """What goes before a length-delimited field in protobuf's encoding (tag, length as a varint); number below 16."""
+    result = bytearray((number << 3 | 2,))
+    while num_bytes > 0x7F:
+        result.append(num_bytes & 0x7F | 0x80)
+        num_bytes >>= 7
+    result.append(num_bytes)
+    return bytes(result)
 
 
 def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:
