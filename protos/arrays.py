@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
 
+_INT32 = np.dtype("<i4")
 _DTYPES: dict[int, np.dtype[np.generic]] = {
-    pb.PACKED_DTYPE_INT32: np.dtype("<i4"),
+    pb.PACKED_DTYPE_INT32: _INT32,
     pb.PACKED_DTYPE_FLOAT32: np.dtype("<f4"),
     pb.PACKED_DTYPE_UINT8: np.dtype("u1"),
 }
@@ -16,15 +17,17 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
 
 def pack_ids(ids: npt.ArrayLike) -> pb.PackedArray:
     """int32 ids, any length. Raises ValueError for an id that int32 cannot hold."""
-    values = np.asarray(ids)
-    if values.dtype != np.int32:
-        wide = np.asarray(values, dtype=np.int64)
-        values = wide.astype("<i4")
-        if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.int32).max):
-            raise ValueError(f"token ids must lie in [0, 2**31), got {wide.min()} to {wide.max()}")
-    elif values.size and values.min() < 0:
+    values = ids if isinstance(ids, np.ndarray) and ids.dtype == _INT32 else _narrowed(ids)
+    if values.size and np.minimum.reduce(values) < 0:
         raise ValueError(f"token ids must lie in [0, 2**31), got {values.min()} to {values.max()}")
-    return pb.PackedArray(dtype=pb.PACKED_DTYPE_INT32, data=values.astype("<i4", copy=False).tobytes())
+    return pb.PackedArray(dtype=pb.PACKED_DTYPE_INT32, data=values.tobytes())
+
+
+def _narrowed(ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
+    wide = np.asarray(ids, dtype=np.int64)
+    if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.int32).max):
+        raise ValueError(f"token ids must lie in [0, 2**31), got {wide.min()} to {wide.max()}")
+    return wide.astype(_INT32)
 
 
 def pack_floats(values: npt.ArrayLike) -> pb.PackedArray:
@@ -45,6 +48,7 @@ def unpack(array: pb.PackedArray) -> npt.NDArray[np.generic]:
     dtype = _DTYPES.get(array.dtype)
     if dtype is None:
         raise ValueError(f"packed array declares no known dtype: {array.dtype}")
-    if len(array.data) % dtype.itemsize:
-        raise ValueError(f"packed array of {dtype} has {len(array.data)} bytes, not a multiple of {dtype.itemsize}")
-    return np.frombuffer(array.data, dtype=dtype)
+    data = array.data
+    if len(data) % dtype.itemsize:
+        raise ValueError(f"packed array of {dtype} has {len(data)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(data, dtype=dtype)

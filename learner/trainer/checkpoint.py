@@ -1,9 +1,10 @@
 """Cuts: weights, optimizer, schedule, random state and counters, written in the background from a copy.
 
-    training thread:  copy state ──▶ next step ...                        (blocked only for the copy)
-    save thread:                 dcp.save over its own process group ──▶ rank 0: SaveCut marks the cut
+    training thread:  start ──▶ forward, backward ... ──▶ next update     (waits before it until the copy is whole)
+    save thread:           copy state ─────▶ dcp.save over its own process group ──▶ rank 0: SaveCut marks the cut
 
-The copy makes a cut one moment's state whatever the trainer does meanwhile. A save that fails on any rank fails on all
+Weights and moments change in an update and nowhere else, so the copy is made while the next batch is already computed, and is one
+moment's state all the same; random state and counters are taken at once. Copies go to the same memory from save to save. A save that fails on any rank fails on all
 (the checkpoint library gathers every rank's error), is cleaned up, counted and reported; training goes on.
 """
 
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from learner.trainer.feed import Feed
 from learner.trainer.optimizer import Optimizer
@@ -92,10 +94,18 @@ def restore(folder: Path, model: nn.Module, optimizer: Optimizer) -> int:
     return counters["policy_step"]
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, into: Any) -> Any:
+    """A copy in host memory of nested dicts of tensors; `into` (an earlier copy, or None) is used again where it fits."""
     if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
+        return {key: _copy(inner, into.get(key) if isinstance(into, dict) else None) for key, inner in value.items()}
+    if isinstance(into, Tensor) and into.shape == value.shape and into.dtype == value.dtype:
+        _local(into).copy_(_local(value.detach()))
+        return into
     return value.detach().clone() if value.device.type == "cpu" else value.detach().to("cpu", copy=True)
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +114,7 @@ class SaveReport:
 
     num_saved: int = 0
     num_failed: int = 0
-    blocked_s: float = 0.0  # of the last save: how long the training thread was held
+    blocked_s: float = 0.0  # of the last save: how long the training thread was held, at its start and before the next update
     seconds: float = 0.0  # of the last finished save, from start to mark
     last_cut: str = ""
 
@@ -117,15 +127,28 @@ class Saver:
         self._folder, self._model, self._optimizer, self._feed, self._write = folder, model, optimizer, feed, write
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
+        self._copies: dict[str, Any] | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._blocked_s = 0.0
+        optimizer.before_update = self.settle
         self.report = SaveReport()
 
     def start(self, policy_step: int) -> None:
-        """Copies the state and returns; a save still running is waited for first."""
+        """Begins a save of the state as it is now; a save still running is waited for first. `settle` goes before the next change."""
         started = time.monotonic()
         self.wait()
-        state = _copy(training_state(self._model, self._optimizer, policy_step))
-        self._thread = threading.Thread(target=self._save, args=(policy_step, state, started, time.monotonic() - started), name="save", daemon=True)
+        state = training_state(self._model, self._optimizer, policy_step)
+        self._copied.clear()
+        self._thread = threading.Thread(target=self._save, args=(policy_step, state, started), name="save", daemon=True)
         self._thread.start()
+        self._blocked_s = time.monotonic() - started
+
+    def settle(self) -> None:
+        """Returns once weights and moments may change: the copy of the save that runs is whole."""
+        started = time.monotonic()
+        self._copied.wait()
+        self._blocked_s += time.monotonic() - started
 
     def wait(self) -> None:
         """Returns once no save is running."""
@@ -133,20 +156,24 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _save(self, policy_step: int, state: dict[str, Any], started: float, blocked_s: float) -> None:
+    def _save(self, policy_step: int, live: dict[str, Any], started: float) -> None:
         cut = self._folder / f"step-{policy_step:06d}.tmp"  # the gateway marks it and takes the suffix away
         before = self.report
         try:
+            try:
+                self._copies = state = _copy(live, self._copies)
+            finally:
+                self._copied.set()
             if dist.get_rank() == 0:
                 shutil.rmtree(cut, ignore_errors=True)  # what an earlier life left unfinished
             dist.barrier(group=self._group)
             faultpoints.point("trainer_save")
             self._write(state, checkpoint_id=cut, process_group=self._group)
             marked = self._feed.save_cut(policy_step, str(cut)) if dist.get_rank() == 0 else ""
-            self.report = SaveReport(num_saved=before.num_saved + 1, num_failed=before.num_failed, blocked_s=blocked_s, seconds=time.monotonic() - started, last_cut=marked)
+            self.report = SaveReport(num_saved=before.num_saved + 1, num_failed=before.num_failed, blocked_s=self._blocked_s, seconds=time.monotonic() - started, last_cut=marked)
         except (Exception, dcp.CheckpointException) as error:  # supervised edge; the library's own error is no Exception
             _LOG.error("save of step %d failed on this or another rank: %s: %s", policy_step, type(error).__name__, error)
-            self.report = SaveReport(num_saved=before.num_saved, num_failed=before.num_failed + 1, blocked_s=blocked_s, seconds=before.seconds, last_cut=before.last_cut)
+            self.report = SaveReport(num_saved=before.num_saved, num_failed=before.num_failed + 1, blocked_s=self._blocked_s, seconds=before.seconds, last_cut=before.last_cut)
             self._clean_up(policy_step, cut, error)
 
     def _clean_up(self, policy_step: int, cut: Path, error: BaseException) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,7 @@ class Optimizer:
         )
         self.num_updates = 0  # updates made, the unit of the schedule
         self.num_skipped = 0
+        self.before_update: Callable[[], None] = lambda: None  # called before anything changes
 
     def update(self) -> Update:
         """Clips and steps, or skips when the global gradient norm is not finite; gradients are gone afterwards.
@@ -45,6 +46,7 @@ class Optimizer:
         Collective. The norm comes out of an all-reduce, so all ranks see the same number and decide alike; a skipped update
         advances neither moments nor schedule.
         """
+        self.before_update()
         lr = warmup_lr(self._config.lr, num_updates=self.num_updates, warmup_updates=self._config.warmup_updates)
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         norm = get_total_norm(gradients)
