@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from benchmarks._line import ROOT
 from learner.config import LearnerConfig
+from learner.gateway.bell import Bell
 from protos import rpc
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import feed_pb2, feed_pb2_grpc, learner_pb2, learner_pb2_grpc
@@ -150,15 +152,20 @@ class Replica:
         if welcome is grpc.aio.EOF:
             raise RuntimeError(f"replica {self.replica_id} was refused: {await call.details()}")
         self._changed = asyncio.Event()
+        self._news = Bell()
         self._load(welcome.welcome.newest_version)
         self._tasks = [asyncio.create_task(part) for part in (self._orders(call), self._beats(call), self.submitting.run())]
+        for task in self._tasks:
+            task.add_done_callback(end_process_on_failure)
 
     async def lease(self, num_groups: int, wait_s: float = 10.0) -> list[learner_pb2.Lease]:
-        """As many leases as asked for, in several calls if need be."""
+        """As many leases as asked for, in several calls if need be; returns once the least version of all is loaded."""
         leases: list[learner_pb2.Lease] = []
         while len(leases) < num_groups:
             request = learner_pb2.LeaseGroupsRequest(replica_id=self.replica_id, incarnation=self.incarnation, max_groups=num_groups - len(leases), wait_s=wait_s)
             leases += (await self.stub.LeaseGroups(request)).leases
+        while self.loaded_version < max(lease.least_version for lease in leases):
+            await self._news.wait()  # published a moment ago; the order is on its way
         return leases
 
     async def submit(self, request: learner_pb2.SubmitTrajectoriesRequest) -> None:
@@ -176,6 +183,7 @@ class Replica:
     def _load(self, version: int) -> None:
         self.loaded_version = max(version, self.loaded_version)
         self._changed.set()
+        self._news.ring()
 
     async def _orders(self, call: Any) -> None:
         while (order := await call.read()) is not grpc.aio.EOF:
@@ -232,6 +240,13 @@ class Rank:
 
     async def leave(self) -> None:
         await self._channel.close()
+
+
+def end_process_on_failure(task: asyncio.Task[None]) -> None:
+    """A part that fails ends its process, so that nothing waits for it for ever."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        traceback.print_exception(error)
+        os._exit(1)
 
 
 def requests_for(leases: Sequence[learner_pb2.Lease], samples: Sequence[trajectory_pb2.Trajectory], version: int) -> list[learner_pb2.SubmitTrajectoriesRequest]:

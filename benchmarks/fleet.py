@@ -19,7 +19,6 @@ import shutil
 import statistics
 import tempfile
 import time
-import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,14 @@ import numpy as np
 import uvloop
 
 from benchmarks import _line
-from benchmarks._emulated import VOCABULARY, Rank, Replica, config_in, gateway, requests_for
+from benchmarks._emulated import VOCABULARY, Rank, Replica, config_in, end_process_on_failure, gateway, requests_for
 from benchmarks._line import Bar, Pair
 from learner.config import LearnerConfig
 from learner.process import die_with_parent
 from protos.arrays import pack_floats, pack_ids
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
-P, G = 32, 4
+P, G = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256
 ACTORS = (32, 64, 128)
 NUM_PROCESSES = 2  # of actors
@@ -65,7 +64,7 @@ class Actor:
         self.groups_per_s = groups_per_s
         await self.replica.attend()
         self._working = asyncio.create_task(self._work())
-        self._working.add_done_callback(_end_process_on_failure)
+        self._working.add_done_callback(end_process_on_failure)
 
     async def stop(self) -> None:
         """Whatever it holds is lent to others."""
@@ -89,13 +88,6 @@ class Actor:
                 task.add_done_callback(under_way.discard)
             if not self.groups_per_s:
                 await asyncio.gather(*under_way)
-
-
-def _end_process_on_failure(task: asyncio.Task[None]) -> None:
-    """An actor that fails ends its process, which the measurement notices."""
-    if not task.cancelled() and task.exception() is not None:
-        traceback.print_exception(task.exception())
-        os._exit(1)
 
 
 async def act(pipe: Connection, address: str, config: LearnerConfig, name: str) -> None:
@@ -193,8 +185,9 @@ class Fleet:
         """Whatever was asked for is at work. Raises RuntimeError when nothing comes."""
         began, end_s = self._ask()["samples"], time.monotonic() + limit_s
         while self._ask()["samples"] == began:
-            if time.monotonic() > end_s or not all(process.is_alive() for process in self._processes):
-                raise RuntimeError(f"no batch came in {limit_s} s, or a process of the fleet ended")
+            ended = {process.name: process.exitcode for process in self._processes if not process.is_alive()}
+            if ended or time.monotonic() > end_s:
+                raise RuntimeError(f"no batch came in {limit_s} s; processes that ended: {ended}")
             time.sleep(0.05)
 
     def _ask(self) -> dict[str, float]:

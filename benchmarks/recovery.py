@@ -170,7 +170,7 @@ def kill(run: Run, kind: str, step_s: float) -> Kill:
 def _first_step_s(run: Run, before: int, began_s: float) -> float:
     """Seconds to the first step beyond `before`, from when its metrics were written."""
     wall_began = time.time() - (time.monotonic() - began_s)
-    return max(0.0, next(line["time"] for line in run.metrics() if line["step"] > before) - wall_began)
+    return max(0.0, next(line["time_s"] for line in run.metrics() if line["step"] > before) - wall_began)
 
 
 def _kill_gateway(run: Run) -> float:
