@@ -101,6 +101,18 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path, limit_s: f
         time.sleep(0.01)
 
 
+@contextmanager
+def child(command: Sequence[str], ready: Path, log: Path) -> Iterator[None]:
+    """A process from when it has made `ready` to the end of the block. Raises RuntimeError with its log when it does not start."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=output, stderr=output)
+    try:
+        wait_for(ready, process, log)
+        yield
+    finally:
+        stop(process)
+
+
 def stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
@@ -251,7 +263,7 @@ def end_process_on_failure(task: asyncio.Task[None]) -> None:
 
 def requests_for(leases: Sequence[learner_pb2.Lease], samples: Sequence[trajectory_pb2.Trajectory], version: int) -> list[learner_pb2.SubmitTrajectoriesRequest]:
     """Finished samples of all groups, ready to be submitted: the given ones in turn, under the leases' names."""
-    made = []
+    made: list[learner_pb2.SubmitTrajectoriesRequest] = []
     for lease in leases:
         for index in range(lease.group_size):
             trajectory = trajectory_pb2.Trajectory()

@@ -63,11 +63,11 @@ class Store:
 
 def register(server: Any) -> None:
     store = Store()
-    handlers = {
-        "Submit": grpc.stream_stream_rpc_method_handler(store.submit),  # type: ignore[arg-type]
-        "Take": grpc.unary_stream_rpc_method_handler(store.take),  # type: ignore[arg-type]
-        "SubmitOne": grpc.unary_unary_rpc_method_handler(store.submit_one),  # type: ignore[arg-type]
-        "TakeOne": grpc.unary_unary_rpc_method_handler(store.take_one),  # type: ignore[arg-type]
+    handlers: dict[str, Any] = {
+        "Submit": grpc.stream_stream_rpc_method_handler(store.submit),
+        "Take": grpc.unary_stream_rpc_method_handler(store.take),
+        "SubmitOne": grpc.unary_unary_rpc_method_handler(store.submit_one),
+        "TakeOne": grpc.unary_unary_rpc_method_handler(store.take_one),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 

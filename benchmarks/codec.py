@@ -72,7 +72,7 @@ def encode_ours(value: Content) -> bytes:
 
 
 def decode_ours(data: bytes) -> Content:
-    payload = memoryview(data)[HEAD_BYTES:]
+    payload = data[HEAD_BYTES:]
     if head(b"", payload, 0) != data[:HEAD_BYTES]:
         raise ValueError("the checksum does not match")
     read = pb.Trajectory.FromString(payload)
@@ -86,8 +86,8 @@ def with_crc(payload: bytes) -> bytes:
     return zlib.crc32(payload).to_bytes(4, "little") + payload
 
 
-def without_crc(data: bytes) -> memoryview:
-    payload = memoryview(data)[4:]
+def without_crc(data: bytes) -> bytes:
+    payload = data[4:]
     if zlib.crc32(payload).to_bytes(4, "little") != data[:4]:
         raise ValueError("the checksum does not match")
     return payload
@@ -101,7 +101,7 @@ def msgpack_payload(value: Content) -> bytes:
     })  # fmt: skip
 
 
-def msgpack_content(payload: bytes | memoryview) -> Content:
+def msgpack_content(payload: bytes) -> Content:
     read = msgpack.unpackb(payload)
     return Content(
         prompt_ids=np.frombuffer(read["prompt_ids"], "<i4"), completion_ids=np.frombuffer(read["completion_ids"], "<i4"), logprobs=np.frombuffer(read["logprobs"], "<f4"),
@@ -122,7 +122,7 @@ def repeated_class() -> Any:
     for number, (name, of, many) in enumerate(fields, 1):
         message.field.add(name=name, number=number, type=of, label=kind.LABEL_REPEATED if many else kind.LABEL_OPTIONAL)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
+    pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Repeated"))
 
 

@@ -59,6 +59,7 @@ class Actor:
         self.groups_per_s = 0.0
         self._sample = sample()
         self._working: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
 
     async def start(self, groups_per_s: float) -> None:
         self.groups_per_s = groups_per_s
@@ -69,25 +70,26 @@ class Actor:
     async def stop(self) -> None:
         """Whatever it holds is lent to others."""
         if self._working is not None:
-            self._working.cancel()
-            await asyncio.gather(self._working, return_exceptions=True)
+            ending = [self._working, *self._under_way]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
         await self.replica.leave()
 
     async def _work(self) -> None:
         """For ever. The next group is due 1 / groups_per_s after the one before was, however long submitting took."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
-        under_way: set[asyncio.Task[Any]] = set()
         while True:
             leases = await self.replica.lease(1)
             if self.groups_per_s:
                 due_s = max(due_s, loop.time() - 1.0) + random.uniform(0.5, 1.5) / self.groups_per_s
                 await asyncio.sleep(max(0.0, due_s - loop.time()))
             for request in requests_for(leases, [self._sample], self.replica.loaded_version):
-                under_way.add(task := asyncio.create_task(self.replica.submit(request)))
-                task.add_done_callback(under_way.discard)
+                self._under_way.add(task := asyncio.create_task(self.replica.submit(request)))
+                task.add_done_callback(self._under_way.discard)
             if not self.groups_per_s:
-                await asyncio.gather(*under_way)
+                await asyncio.gather(*self._under_way)
 
 
 async def act(pipe: Connection, address: str, config: LearnerConfig, name: str) -> None:

@@ -80,7 +80,7 @@ class Engine:
         """(version, tokens) of a sample that took a second a token."""
         spans: list[tuple[int, int]] = []
         done = 0
-        for position, (since_s, version) in enumerate(self.loaded):
+        for position, (_, version) in enumerate(self.loaded):
             until_s = self.loaded[position + 1][0] if position + 1 < len(self.loaded) else math.inf
             end = min(tokens, math.ceil(until_s - began_s)) if until_s < math.inf else tokens
             if until_s > began_s and end > done:

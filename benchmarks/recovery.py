@@ -111,7 +111,8 @@ class Run:
     def status(self) -> learner_pb2.GetStatusResponse | None:
         async def ask() -> learner_pb2.GetStatusResponse:
             async with rpc.channel(self.address) as channel:
-                return await learner_pb2_grpc.LearnerServiceStub(channel).GetStatus(learner_pb2.GetStatusRequest(), timeout=1.0)
+                answer: learner_pb2.GetStatusResponse = await learner_pb2_grpc.LearnerServiceStub(channel).GetStatus(learner_pb2.GetStatusRequest(), timeout=1.0)
+                return answer
 
         with contextlib.suppress(Exception):  # whatever it is, there is no answer yet
             return asyncio.run(ask())
@@ -170,7 +171,8 @@ def kill(run: Run, kind: str, step_s: float) -> Kill:
 def _first_step_s(run: Run, before: int, began_s: float) -> float:
     """Seconds to the first step beyond `before`, from when its metrics were written."""
     wall_began = time.time() - (time.monotonic() - began_s)
-    return max(0.0, next(line["time_s"] for line in run.metrics() if line["step"] > before) - wall_began)
+    written: float = next(line["time_s"] for line in run.metrics() if line["step"] > before)
+    return max(0.0, written - wall_began)
 
 
 def _kill_gateway(run: Run) -> float:

@@ -7,11 +7,8 @@ cheap_p99_ms: latency of single items of a cheap scorer while 500 calls of a sic
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -21,17 +18,17 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import uvloop
 import yaml
 
+from benchmarks import _line
+from benchmarks._line import ROOT, Bar, Pair
 from protos import rpc
 from protos.reward.v1alpha1 import reward_pb2 as pb
 from protos.reward.v1alpha1.reward_pb2_grpc import RewardServiceStub
 
-ROOT = Path(__file__).resolve().parent.parent
 BATCH_ITEMS = 64
 IN_FLIGHT_BATCHES = 8
 SICK_CONCURRENT = 500
@@ -143,43 +140,28 @@ async def _sick_load(stub: RewardServiceStub) -> None:
         room.release()
 
 
-async def measure(address: str, num_items: int, commit: str) -> dict[str, Any]:
+async def measure(address: str, num_items: int) -> tuple[list[Pair], float]:
+    """(rounds, 99th percentile of the cheap latency in ms)."""
     async with rpc.channel(address) as channel:
         stub = RewardServiceStub(channel)
         await scores_per_s(stub, num_items // 4)
         rates = [await scores_per_s(stub, num_items) for _ in range(ROUNDS)]
         latencies = await cheap_latencies_ms(stub, 800)
-    p99_ms = statistics.quantiles(latencies, n=100)[98]
-    bars = [_bar("scores_per_s", statistics.median(rates), ">=", 10_000), _bar("cheap_p99_ms", p99_ms, "<=", 50)]
-    return {
-        "name": "reward_plane",
-        "passed": all(bar["passed"] for bar in bars),
-        "bars": bars,
-        "pairs": [{"scores_per_s": round(rate, 1)} for rate in rates],
-        "left_out": {"cache_hits_per_s": "the server has no cache"},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
-        "versions": {"python": platform.python_version(), "grpcio": grpc.__version__},
-        "commit": commit,
-    }
-
-
-def _bar(name: str, value: float, op: str, bar: float) -> dict[str, Any]:
-    passed = value >= bar if op == ">=" else value <= bar
-    return {"name": name, "value": round(value, 2), "op": op, "bar": bar, "passed": passed}
+    return [{"scores_per_s": rate} for rate in rates], statistics.quantiles(latencies, n=100)[98]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the JSON line only")
+    parser = _line.options(__doc__)
     parser.add_argument("--items", type=int, default=64 * 500, help="items of a round, a multiple of 64")
     options = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     with service() as address:
-        result = uvloop.run(measure(address, options.items, commit))
-    if not options.json:
-        for bar in result["bars"]:
-            print(f"{bar['name']:>16} {bar['value']:>12.1f}  ({bar['op']} {bar['bar']}: {'passed' if bar['passed'] else 'missed'})")
-    print(json.dumps(result))
+        rounds, p99_ms = uvloop.run(measure(address, options.items))
+    bars = [
+        Bar(name="scores_per_s", value=statistics.median(each["scores_per_s"] for each in rounds), op=">=", bar=10_000),
+        Bar(name="cheap_p99_ms", value=p99_ms, op="<=", bar=50),
+    ]
+    left_out = {"left_out": {"cache_hits_per_s": "the server has no cache"}}
+    _line.report("reward_plane", bars=bars, pairs=rounds, packages=("grpcio",), quiet=options.json, notes=left_out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,8 +29,18 @@ import redis
 import uvloop
 
 from benchmarks import _line
-from benchmarks._emulated import SAMPLE_BYTES, VOCABULARY, GatewayProcess, Rank, Replica, config_in, environment, gateway, requests_for, stop, wait_for
-from benchmarks._line import ROOT, Bar, Pair
+from benchmarks._emulated import (
+    SAMPLE_BYTES,
+    VOCABULARY,
+    GatewayProcess,
+    Rank,
+    Replica,
+    child,
+    config_in,
+    gateway,
+    requests_for,
+)
+from benchmarks._line import Bar, Pair
 from benchmarks._stream_peers import SERVICE
 from learner.gateway.segments import Entry, read_segment, segment_numbers, segment_path
 from protos import rpc
@@ -129,8 +138,10 @@ class Raw:
     def __init__(self, address: str) -> None:
         self._channel = rpc.channel(address)
         path = f"/{SERVICE}/"
-        self._submit, self._take = self._channel.stream_stream(path + "Submit"), self._channel.unary_stream(path + "Take")
-        self._submit_one, self._take_one = self._channel.unary_unary(path + "SubmitOne"), self._channel.unary_unary(path + "TakeOne")
+        self._submit: Any = self._channel.stream_stream(path + "Submit")
+        self._take: Any = self._channel.unary_stream(path + "Take")
+        self._submit_one: Any = self._channel.unary_unary(path + "SubmitOne")
+        self._take_one: Any = self._channel.unary_unary(path + "TakeOne")
 
     async def round(self, frames: Sequence[bytes]) -> float:
         began_s = time.perf_counter()
@@ -167,15 +178,10 @@ class Raw:
 async def raw(folder: Path) -> AsyncIterator[Raw]:
     folder.mkdir()
     path, log = folder / "address", folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "benchmarks._stream_peers", str(path)], cwd=ROOT, env=environment(), stdout=output, stderr=output)
-    wait_for(path, process, log)
-    client = Raw(path.read_text())
-    try:
+    with child([sys.executable, "-m", "benchmarks._stream_peers", str(path)], path, log):
+        client = Raw(path.read_text())
         yield client
-    finally:
         await client.close()
-        stop(process)
 
 
 @asynccontextmanager
@@ -187,15 +193,10 @@ async def redis_always(folder: Path) -> AsyncIterator[Any]:
         raise RuntimeError("redis-server is not installed: apt-get install redis-server")
     path, log = folder / "redis.sock", folder / "log"
     command = [binary, "--port", "0", "--unixsocket", str(path), "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "", "--auto-aof-rewrite-percentage", "0"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    wait_for(path, process, log)
-    client = redis.Redis(unix_socket_path=str(path))
-    try:
+    with child(command, path, log):
+        client = redis.Redis(unix_socket_path=str(path))
         yield client
-    finally:
         client.close()
-        stop(process)
 
 
 def redis_round(client: Any, frames: Sequence[bytes]) -> float:
