@@ -34,11 +34,11 @@ from learner.process import die_with_parent
 from protos.arrays import pack_floats, pack_ids
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
-P, G = 32, 8
+P, G = 16, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256
 ACTORS = (32, 64, 128)
 NUM_PROCESSES = 2  # of actors
-CAPACITY_S, WARM_S, ROUND_S = 4.0, 1.5, 4.0
+CAPACITY_S, WARM_S, ROUND_S = 4.0, 1.5, 4.5
 LOAD_AT_128 = 0.6
 
 
@@ -207,7 +207,7 @@ class Fleet:
 def measure(folder: Path, num_pairs: int) -> tuple[list[Pair], dict[str, float]]:
     config = config_in(
         folder, prompt_tokens=PROMPT_TOKENS, groups_per_step=P, sampling={"group_size": G, "max_new_tokens": COMPLETION_TOKENS},
-        staleness={"max_staleness": 8, "window": 4 * P}, lease={"heartbeat_s": 1.0, "silence_s": 60.0, "lapse_s": 600.0},
+        staleness={"max_staleness": 8, "window": 4 * P + 1}, lease={"heartbeat_s": 1.0, "silence_s": 60.0, "lapse_s": 600.0},
     )  # fmt: skip
     with gateway(config) as process:
         fleet = Fleet(process.address, folder, multiprocessing.get_context("spawn"), process.cpu_s)
