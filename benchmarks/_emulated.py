@@ -188,6 +188,7 @@ class Replica:
 
     async def leave(self) -> None:
         for task in self._tasks:
+            task.remove_done_callback(end_process_on_failure)
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
