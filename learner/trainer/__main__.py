@@ -121,8 +121,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     writer = SnapshotWriter(
-        policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
-    )
+        policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes,
+        dtypes=config.push.dtypes, max_roots=config.push.max_roots, verify=config.push.verify,
+    )  # fmt: skip
     pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), deadline_s=config.push.deadline_s)
     parts = Parts(
         config=config,
