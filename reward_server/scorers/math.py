@@ -19,7 +19,7 @@ MAX_ANSWER_CHARS = 2000  # of an answer, or of the end of a completion that mark
 _MARKED = re.compile(r"\$|\\\(|\\\[|\\boxed|\\begin\{(?:equation|align)")
 _COMMANDS = re.compile(r"\\(?:text|mathrm|operatorname|mbox)\{[^{}]*\}|\\[a-zA-Z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_PLAIN_WORDS = frozenset("and or sin cos tan cot sec csc log ln exp sqrt pi max min gcd lcm mod inf oo infinity".split())
+_PLAIN_WORDS = frozenset(["and", "or", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi", "max", "min", "gcd", "lcm", "mod", "inf", "oo", "infinity"])
 
 
 def score(
