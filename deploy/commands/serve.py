@@ -17,7 +17,7 @@ serve = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run one s
 def serve_learner(
     config: Annotated[Path | None, typer.Option(help="YAML or JSON file with the fields of learner/config.py.")] = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face folder or hub id.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL file.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL or Parquet file; more with --set data.format=….")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
     address: Annotated[str | None, typer.Option(help="HOST:PORT to listen on.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps of the run.")] = None,
