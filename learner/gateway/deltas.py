@@ -81,7 +81,7 @@ def step_between(old: Snapshot, new: Snapshot) -> tuple[Step, int, int]:
     if delta.layout_digest(old.manifest) != layout:
         raise ValueError("the versions have other tensors or another plan")
     before, after = _files(old), _files(new)
-    parts = []
+    parts: list[manifest_pb2.DeltaPart] = []
     for index, bucket in enumerate(new.manifest.buckets):
         span = slice(bucket.file_offset, bucket.file_offset + bucket.num_bytes)
         parts += delta.parts(new.manifest, index, before[bucket.owner][span], after[bucket.owner][span])
