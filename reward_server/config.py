@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from reward_server.combine_config import CombineConfig, check_names
 from reward_server.endpoint_config import GrpcConfig, HttpConfig
@@ -21,7 +21,7 @@ class ScorerConfig(BaseModel):
 
     name: str = Field(min_length=1, description="what callers ask for")
     use: str = Field("", description='a built-in ("exact", "last_number", "reasoning_gym", ...), an entry point, or "module:function"')
-    args: dict[str, str | int | float | bool] = Field(default_factory=dict, description="keyword arguments for every call")
+    args: dict[str, JsonValue] = Field(default_factory=dict, description="keyword arguments for every call")
     http: HttpConfig | None = Field(None, description="an endpoint that is POSTed JSON or msgpack")
     grpc: GrpcConfig | None = Field(None, description="another reward server")
     combine: CombineConfig | None = Field(None, description="a rule and the names of other scorers")

@@ -13,6 +13,7 @@ _REASONS: dict[Reason, pb.UnscoredReason] = {
     "non_finite": pb.UNSCORED_REASON_NON_FINITE,
     "unavailable": pb.UNSCORED_REASON_UNAVAILABLE,
     "refused": pb.UNSCORED_REASON_REFUSED,
+    "bad_reference": pb.UNSCORED_REASON_BAD_REFERENCE,
     "overloaded": pb.UNSCORED_REASON_OVERLOADED,
     "breaker_open": pb.UNSCORED_REASON_BREAKER_OPEN,
 }
