@@ -106,6 +106,7 @@ class CheckpointConfig(Section):
     every_steps: Count | None = Field(10, description="None: only at the end")
     keep: Count = Field(2, description="newest cuts that stay")
     keep_best: KeepBest | None = Field(None, description="one more that stays: the best by a metric; None: none")
+    save_s: Seconds = Field(1800.0, description="each part of a save (copy, write, mark) has failed when it takes longer")
     leave_s: Seconds = Field(60.0, description="ranks told to stop get this long for the running step and their cut")
 
 

@@ -18,6 +18,7 @@ from protos import mistakes
 
 _PR_SET_PDEATHSIG = 1
 USER_MISTAKE = 2  # exit code: starting again would not help
+END = signal.SIGUSR1  # how the learner tells its gateway to end; SIGTERM and SIGINT may come to a whole group or machine at once
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -16,7 +16,7 @@ from learner.config import LearnerConfig
 from learner.gateway.gateway import Gateway, write_whole
 from learner.gateway.journal import JournalFailed
 from learner.gateway.segments import JournalDamaged
-from learner.process import complain, die_with_parent, log_to_stderr, read_config
+from learner.process import END, complain, die_with_parent, log_to_stderr, read_config
 from protos import faultpoints
 from protos.identity import resolve_model
 
@@ -33,10 +33,10 @@ def run_id_of(config: LearnerConfig) -> str:
     return run_id
 
 
-async def serve(config: LearnerConfig) -> None:
-    """Serves until SIGTERM, SIGINT or the end of the run."""
+async def serve(config: LearnerConfig, endings: tuple[signal.Signals, ...]) -> None:
+    """Serves until one of these signals, or the end of the run."""
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in endings:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     config.run_dir.mkdir(parents=True, exist_ok=True)
     await Gateway(config, resolve_model(config.model), run_id_of(config)).run(stopping)
@@ -45,12 +45,16 @@ async def serve(config: LearnerConfig) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m learner.gateway", description="Serves one run's account to actors and trainer ranks.", epilog="example: python -m learner.gateway --config runs/r1/resolved/learner.json")
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of LearnerConfig")
+    parser.add_argument("--supervised", action="store_true", help="end by SIGUSR1 only: who started it says when, for the ranks that leave at a SIGTERM need it for their cut")
     arguments = parser.parse_args()
+    endings = (END,) if arguments.supervised else (signal.SIGTERM, signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT) if arguments.supervised else ():
+        signal.signal(number, signal.SIG_IGN)
     die_with_parent(os.getppid())
     log_to_stderr()
     try:
         faultpoints.check()
-        uvloop.run(serve(read_config(arguments.config)))
+        uvloop.run(serve(read_config(arguments.config), endings))
     except (ValueError, FileNotFoundError, JournalDamaged) as error:
         return complain(str(error))
     except JournalFailed as error:

@@ -26,6 +26,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 logger = logging.getLogger("headrace.learner.attendance")
 
 MAX_QUEUED_ORDERS = 64
+_NEVER = "says that it has loaded"
 Write = Callable[[pb.AttendResponse], Awaitable[None]]
 
 
@@ -64,12 +65,14 @@ class Session:
 class Attendance:
     """The replica table and its streams. `lost`, `reported` and `changed` are called on the event loop."""
 
-    def __init__(self, identity: Identity, *, heartbeat_s: float, silence_s: float, scorer: str, newest_version: Callable[[], int]) -> None:
+    def __init__(self, identity: Identity, *, heartbeat_s: float, silence_s: float, scorer: str, newest_version: Callable[[], int], last_version: Callable[[], int], push_deadline_s: float = 0.0) -> None:
+        """newest_version: what can be fetched now. last_version: the highest number that was ever published; nobody can have a higher one.
+        push_deadline_s: of an epoch, for replicas to be as patient."""
         self.identity = identity
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._scorer = scorer
-        self._newest_version = newest_version
+        self._newest_version, self._last_version, self._push_deadline_s = newest_version, last_version, push_deadline_s
         self._sessions: dict[str, Session] = {}
         self.replicas: dict[str, Replica] = {}  # known ones, attending or not, by replica_id
         self.lost: list[Callable[[str, int], None]] = []  # (replica_id, incarnation)
@@ -184,7 +187,7 @@ class Attendance:
             beat = request.heartbeat
             could = replica.may_lease
             replica.heartbeat(
-                state=beat.state, loaded_version=beat.loaded_version, num_running=beat.num_running,
+                state=beat.state, loaded_version=self._believed(replica, beat.loaded_version), num_running=beat.num_running,
                 num_free=beat.num_free, num_tokens=beat.num_tokens, idle_s=beat.idle_s,
             )  # fmt: skip
             if replica.may_lease and not could:
@@ -193,9 +196,21 @@ class Attendance:
             self._report(replica, request.update_report)
         return bool(kind == "goodbye")
 
+    def _believed(self, replica: Replica, version: int) -> int:
+        """The version that a replica says it has; 0, as of none, for one that was never published: it is pushed to and lent nothing."""
+        last = self._last_version()
+        if version <= last:
+            return version
+        if not replica.detail.startswith(_NEVER):
+            replica.detail = f"{_NEVER} version {version}, the newest published is {last}: counted as none"
+            logger.warning("replica %s %s", replica.claim.replica_id, replica.detail)
+        return 0
+
     def _report(self, replica: Replica, report: pb.UpdateReport) -> None:
         if report.state:
             replica.state = report.state
+        if self._believed(replica, report.version) != report.version:
+            return  # of no version of this run
         if report.phase == pb.UPDATE_PHASE_LOADED:
             replica.loaded_version = max(replica.loaded_version, report.version)
             _call(self.changed)
@@ -228,6 +243,7 @@ class Attendance:
             heartbeat_s=self._heartbeat_s,
             silence_s=self._silence_s,
             scorer=self._scorer,
+            push_deadline_s=self._push_deadline_s,
         )
 
 

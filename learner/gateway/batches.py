@@ -29,6 +29,7 @@ from protos import faultpoints
 
 logger = logging.getLogger("headrace.learner.batches")
 CLOCK_S = 0.5  # how often a waiting decision looks at the clock
+LAST_TRIES = 3  # of the cut that a run ends with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,7 @@ class Batches:
         self._meter = Meter()
         self._decisions: dict[int, asyncio.Task[Decision]] = {}
         self._leaving: set[int] = set()
+        self._last_tries = 0
 
     async def take(self, policy_step: int, *, num_ranks: int, leaving: bool = False) -> Decision:
         """The decision of a step that is due, or becomes due with the next publication. Raises Refused FAILED_PRECONDITION or ABORTED."""
@@ -102,13 +104,29 @@ class Batches:
                 if ledger.exhausted:
                     raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted)
                 if self._is_end(policy_step):
-                    return self._decision(policy_step, None, num_ranks, loop.time() - asked_s)
-                if (order := await self._order(policy_step, num_ranks, loop.time() - asked_s)) is not None:
+                    if (end := await self._end(policy_step, num_ranks, loop.time() - asked_s)) is not None:
+                        return end
+                elif (order := await self._order(policy_step, num_ranks, loop.time() - asked_s)) is not None:
                     return order
-                if not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
+                elif not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
                     faultpoints.point("after_plan_before_answer")
                     return self._decision(policy_step, plan, num_ranks, loop.time() - asked_s)
             await self._books.bell.wait(CLOCK_S)
+
+    async def _end(self, policy_step: int, num_ranks: int, waited_s: float) -> Decision | None:
+        """The end of the run, once its last policy has its cut; before that the order to make one. None: one is being made, or a failed
+        one is tried again in a while. Raises Refused ABORTED when that failed too often."""
+        if self._saving.has_cut(policy_step):
+            return self._decision(policy_step, None, num_ranks, waited_s)
+        if not self._saving.was_asked(policy_step):
+            if not self._saving.may_try():
+                return None
+            if self._last_tries == LAST_TRIES:
+                raise Refused(grpc.StatusCode.ABORTED, self._saving.without_last_cut(policy_step, LAST_TRIES))
+            self._last_tries += 1
+            assert self.ask_cut is not None
+            await self.ask_cut()
+        return Decision(policy_step=policy_step, end_of_run=False, table=(), stats=NO_STATS, save_first=True)
 
     async def _order(self, policy_step: int, num_ranks: int, waited_s: float) -> Decision | None:
         """What the ranks are to do instead of training: leave, or save a cut, or both. While a cut is wanted that cannot be tried yet,

@@ -74,6 +74,8 @@ class Gateway:
             silence_s=config.lease.silence_s,
             scorer=config.scorer,
             newest_version=lambda: self._snapshots.newest.version if self._snapshots.newest else 0,
+            last_version=lambda: self._books.ledger.account.versions.last_number,
+            push_deadline_s=config.push.deadline_s,
         )
         self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted)
         self.feed = self._make_feed(recovered, checkpoints)

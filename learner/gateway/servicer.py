@@ -48,8 +48,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     @answering
     async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Any) -> None:
-        async for part in self._snapshots.read_newest():
-            await context.write(wire.weights(part))
+        await self._snapshots.send_newest(lambda part: context.write(wire.weights(part)))
 
     @answering
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:

@@ -2,7 +2,8 @@
 
 A snapshot is a folder `<incarnation>-<policy_step>` with manifest.bin (a serialized Manifest whose version is filled in
 here) and rank-R.bin of every rank. The two newest stay; readers map a whole snapshot before the first byte leaves, so
-deleting a folder never takes bytes from under them.
+deleting a folder never takes bytes from under them. What they map stays in memory, so at most MAX_READ snapshots are read at a
+time: whoever wants another one waits, and a reader that takes nothing for STALL_S is let go.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import logging
 import mmap
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+from learner.gateway.bell import Bell
 from learner.gateway.refusals import Refused
 from protos.manifest.v1alpha1 import manifest_pb2
-from protos.rpc import CHUNK_BYTES
+from protos.rpc import CHUNK_BYTES, deadline_s
 
 logger = logging.getLogger("headrace.learner.snapshots")
 
 KEPT = 2
+MAX_READ = 3  # snapshots, each by any number of readers
+STALL_S = 60.0  # for a reader to take one chunk
 _FOLDER = re.compile(r"(\d+)-(\d+)")
 
 
@@ -70,6 +75,8 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._kept: list[Snapshot] = []  # oldest first
+        self._reading: Counter[Path] = Counter()  # folder to number of readers
+        self._bell = Bell()
 
     @property
     def newest(self) -> Snapshot | None:
@@ -84,27 +91,53 @@ class Snapshots:
         self._kept = [*(s for s in self._kept if s.folder != snapshot.folder), snapshot][-KEPT:]
         await asyncio.to_thread(_sweep, snapshot.folder, frozenset(s.folder.name for s in self._kept))
 
-    async def read_newest(self) -> AsyncIterator[manifest_pb2.Manifest | Chunk]:
-        """The newest snapshot: its manifest, then chunks in bucket order. Raises Refused NOT_FOUND or ABORTED."""
-        snapshot = self.newest
-        if snapshot is None:
-            raise Refused(grpc.StatusCode.NOT_FOUND, "no version is published yet; wait for Published")
-        with ExitStack() as stack:
-            try:
-                maps = await asyncio.to_thread(_map_files, snapshot, stack)
-            except FileNotFoundError as error:
-                raise Refused(grpc.StatusCode.ABORTED, f"snapshot of version {snapshot.version} was replaced before it was opened ({error}); ask again") from None
-            yield snapshot.manifest
-            for bucket, part in enumerate(snapshot.manifest.buckets):
-                for offset in range(0, part.num_bytes, CHUNK_BYTES):
-                    start = part.file_offset + offset
-                    end = min(start + CHUNK_BYTES, part.file_offset + part.num_bytes)
-                    yield Chunk(bucket, offset, await asyncio.to_thread(maps[part.owner].__getitem__, slice(start, end)))
+    async def send_newest(self, write: Callable[[manifest_pb2.Manifest | Chunk], Awaitable[None]]) -> None:
+        """Writes the newest snapshot: its manifest, then chunks in bucket order. Waits while too many snapshots are being read.
+
+        Raises Refused NOT_FOUND, or ABORTED when it was replaced before it was opened or the reader stalls.
+        """
+        snapshot = await self._next_to_read()
+        self._reading[snapshot.folder] += 1
+        try:
+            async with asyncio.timeout(deadline_s("FetchWeights")):
+                async for part in _read(snapshot):
+                    async with asyncio.timeout(STALL_S):
+                        await write(part)
+        except TimeoutError:
+            logger.warning("version %d: a reader took nothing for %.0f s, or too long in all; it is let go", snapshot.version, STALL_S)
+            raise Refused(grpc.StatusCode.ABORTED, f"nothing of version {snapshot.version} was taken for {STALL_S:.0f} s, or all of it not within {deadline_s('FetchWeights')} s; ask again") from None
+        finally:
+            self._reading[snapshot.folder] -= 1
+            self._reading = +self._reading
+            self._bell.ring()
+
+    async def _next_to_read(self) -> Snapshot:
+        while True:
+            snapshot = self.newest
+            if snapshot is None:
+                raise Refused(grpc.StatusCode.NOT_FOUND, "no version is published yet; wait for Published")
+            if snapshot.folder in self._reading or len(self._reading) < MAX_READ:
+                return snapshot
+            await self._bell.wait()
 
     def remove_all(self, parent: Path) -> None:
         """Deletes every snapshot of the run: nothing will be fetched any more."""
         self._kept = []
         shutil.rmtree(parent, ignore_errors=True)
+
+
+async def _read(snapshot: Snapshot) -> AsyncIterator[manifest_pb2.Manifest | Chunk]:
+    with ExitStack() as stack:
+        try:
+            maps = await asyncio.to_thread(_map_files, snapshot, stack)
+        except FileNotFoundError as error:
+            raise Refused(grpc.StatusCode.ABORTED, f"snapshot of version {snapshot.version} was replaced before it was opened ({error}); ask again") from None
+        yield snapshot.manifest
+        for bucket, part in enumerate(snapshot.manifest.buckets):
+            for offset in range(0, part.num_bytes, CHUNK_BYTES):
+                start = part.file_offset + offset
+                end = min(start + CHUNK_BYTES, part.file_offset + part.num_bytes)
+                yield Chunk(bucket, offset, await asyncio.to_thread(maps[part.owner].__getitem__, slice(start, end)))
 
 
 def _map_files(snapshot: Snapshot, stack: ExitStack) -> dict[int, mmap.mmap]:

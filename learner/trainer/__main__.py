@@ -1,7 +1,7 @@
 """One trainer rank: `python -m learner.trainer --config RESOLVED.json --rank R --world-size N --incarnation NS --rendezvous WHERE`.
 
-Without --rank it reads torchrun's environment. Ends with 0 when the run is finished or it was told to stop, 2 when starting
-again would not help.
+Without --rank it reads torchrun's environment. Ends with 0 when the run is finished, or it was told to stop and there is a cut of its last
+step, with 1 when there is none, with 2 when starting again would not help.
 """
 
 from __future__ import annotations
@@ -69,8 +69,13 @@ def main() -> int:
         _LOG.error("a newer trainer is on duty: %s", error)
         return 1
     except Leave as error:
-        _LOG.info("leaving: %s", error)
-        return 0
+        return _uncut(str(error))
+
+
+def _uncut(why: str) -> int:
+    """Exit code of a rank that leaves without a cut of its last step."""
+    complain(why)
+    return 1
 
 
 def _arguments() -> argparse.Namespace:
@@ -113,7 +118,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     except ValueError as error:
         return complain(str(error))
     address = gateway or gateway_address(config.run_dir)
-    feed = Feed(address, incarnation=world.incarnation, rank=world.rank)
+    feed = Feed(address, incarnation=world.incarnation, rank=world.rank, leave_s=config.checkpoint.leave_s)
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
@@ -123,7 +128,10 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     writer = SnapshotWriter(
         policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
     )
-    pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), deadline_s=config.push.deadline_s)
+    pusher = Pusher(
+        address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address),
+        deadline_s=config.push.deadline_s, settle_s=config.push.collective_timeout_s + config.push.prepare_s,
+    )  # fmt: skip
     parts = Parts(
         config=config,
         feed=feed,
@@ -132,7 +140,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         policy=policy,
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions)),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions), limit_s=config.checkpoint.save_s),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
         clock=Clock(),
         stop=stop,
@@ -144,6 +152,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     writer.close()
     pusher.close(timeout_s=5.0)
     feed.close()
+    step, resumed = end.published.policy_step, registration.policy_step if registration.cut_dir else -1
+    if not end.finished and step not in (parts.saver.report.last_step, resumed):
+        return _uncut(f"told to stop, and the cut of step {step} failed; the log says why")
     return 0
 
 

@@ -120,6 +120,7 @@ class Actor:
     """One fake replica. `orders` fills with what the gateway sends down."""
 
     def __init__(self, address: str, config: LearnerConfig, replica_id: str = "a", incarnation: int = 1, **claims: Any) -> None:
+        self.address, self.config = address, config
         self.channel = rpc.channel(address)
         self.stub = learner_pb2_grpc.LearnerServiceStub(self.channel)
         folder = Path(config.model)
