@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 import uvloop
 
-from learner.process import die_with_parent
 from protos import rpc
+from protos.lifeline import die_with_parent
 
 ACK = b"accepted........................"  # as long as a receipt
 SERVICE = "bench.Raw"

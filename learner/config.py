@@ -58,6 +58,7 @@ class LeaseConfig(Section):
     max_attempts: Count = Field(3, description="leases of one group before it is dropped")
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
+    alone_minutes: float | None = Field(60.0, gt=0, description="a batch that is waited for with no replica for so long ends the run with a message, after a cut; None: waits for ever")
 
 
 class FilterConfig(Section):

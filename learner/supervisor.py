@@ -25,7 +25,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from learner import shared_memory
 from learner.config import LearnerConfig
+from learner.gateway.founding import run_id_of
 from learner.process import END, USER_MISTAKE, complain, next_incarnation
 from protos.mistakes import check_address
 
@@ -43,7 +45,7 @@ LAST_LINES_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
 def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
     """Makes the run folder with the resolved configuration in it; the configuration and that file.
 
-    Port 0 becomes a free port, which a restarted gateway takes again. Raises ValueError when the folder cannot be made.
+    Port 0 becomes a free port, which a restarted gateway takes again. Raises ValueError when the folder cannot be made, or is another run's.
     """
     host, port = check_address("address", config.address, may_be_free=True)
     config = config.model_copy(update={"address": f"{host}:{port or _free_port()}", "run_dir": config.run_dir.resolve()})
@@ -52,6 +54,7 @@ def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
         for name in ("resolved", "logs", "checkpoints"):
             (config.run_dir / name).mkdir(parents=True, exist_ok=True)
         (config.run_dir / "gateway.address").unlink(missing_ok=True)
+        config = config.model_copy(update={"run_id": run_id_of(config)})
         resolved.write_text(config.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise _unusable(config.run_dir, error) from None
@@ -168,6 +171,7 @@ class Supervisor:
         self._config, self._resolved, self._trainer, self._gateway_only = config, resolved, trainer, gateway_only
         self._gateway = self._child("gateway", gateway, ["--supervised"])
         self._ranks: list[Child] = []
+        self._root = shared_memory.snapshot_root(config.run_id)
         self._stopping = asyncio.Event()
         self._finished = False  # the gateway has left after the run was
         self._incarnation = 0
@@ -180,6 +184,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
+        self._claim_memory()
         gateway, ranks = asyncio.create_task(self._keep_gateway()), asyncio.create_task(self._keep_ranks())
         try:
             await asyncio.wait({gateway, ranks}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,6 +196,20 @@ class Supervisor:
             await asyncio.gather(*(child.end(0.0) for child in self._ranks if child.started))
             if self._gateway.started:
                 await self._gateway.end(STOP_GRACE_S, END)
+            if not self._gateway_only:
+                shared_memory.remove(self._root)
+
+    def _claim_memory(self) -> None:
+        """Clears what an earlier life of this run left, and names what other dead runs did. Raises ValueError for a run id in use.
+
+        Ranks of torchrun may live while the gateway is started again: what they wrote stays.
+        """
+        shared_memory.claim(self._root, self._config.run_dir, clear=not self._gateway_only)
+        for left in shared_memory.left_behind():
+            _LOG.warning(
+                "%s holds %.0f MiB of this machine's memory for the run in %s, whose processes are dead: start that run again, or remove the folder",
+                left.folder, left.num_bytes / 2**20, left.run_dir,
+            )  # fmt: skip
 
     async def _keep_gateway(self) -> int:
         """Starts the gateway again whenever it ends; returns only when it must not be. Also while ranks leave: they need it for their cut."""
@@ -234,8 +253,8 @@ class Supervisor:
 
     def _left(self, codes: list[int]) -> int:
         """Exit code after ranks were told to stop and not all of them ended with 0."""
-        if all(code in (0, *BEFORE_HANDLERS) for code in codes):
-            return 0
+        if not any(codes) or any(code in BEFORE_HANDLERS for code in codes):
+            return 0  # without that rank the others had not begun either
         complain(f"told to stop, and left without a cut of the last step (the ranks ended with {codes}; checkpoint.leave_s={self._config.checkpoint.leave_s:.0f}): the same command goes on from the newest cut and trains again, from the journal, what came after it")
         return 1
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.landing import Landing
 from protos.weights.staging import VerifiedStaging
-from rollout_server.process import die_with_multiprocessing_parent
 
 die_with_multiprocessing_parent()
 

@@ -7,30 +7,19 @@ import asyncio
 import os
 import signal
 import sys
-import uuid
 from pathlib import Path
 
 import uvloop
 
 from learner.config import LearnerConfig
-from learner.gateway.gateway import Gateway, write_whole
+from learner.gateway.founding import run_id_of
+from learner.gateway.gateway import Gateway
 from learner.gateway.journal import JournalFailed
 from learner.gateway.segments import JournalDamaged
-from learner.process import END, complain, die_with_parent, log_to_stderr, read_config
+from learner.process import END, complain, log_to_stderr, read_config
 from protos import faultpoints
 from protos.identity import resolve_model
-
-
-def run_id_of(config: LearnerConfig) -> str:
-    """The run's id: made at its first start and kept in the run folder. Raises ValueError when the folder holds another run."""
-    path = config.run_dir / "run_id"
-    kept = path.read_text().strip() if path.is_file() else ""
-    if kept and config.run_id and kept != config.run_id:
-        raise ValueError(f"run_id={config.run_id}, but {config.run_dir} holds run {kept}; use another run_dir, or leave run_id empty to go on with it")
-    run_id = kept or config.run_id or uuid.uuid4().hex[:12]
-    if run_id != kept:
-        write_whole(path, run_id)
-    return run_id
+from protos.lifeline import die_with_parent
 
 
 async def serve(config: LearnerConfig, endings: tuple[signal.Signals, ...]) -> None:

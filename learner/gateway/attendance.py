@@ -74,6 +74,7 @@ class Attendance:
         self._scorer = scorer
         self._newest_version, self._last_version, self._push_deadline_s = newest_version, last_version, push_deadline_s
         self._sessions: dict[str, Session] = {}
+        self._alone_since_s: float | None = asyncio.get_running_loop().time()  # None: somebody attends
         self.replicas: dict[str, Replica] = {}  # known ones, attending or not, by replica_id
         self.lost: list[Callable[[str, int], None]] = []  # (replica_id, incarnation)
         self.reported: list[Callable[[Replica, pb.UpdateReport], None]] = []
@@ -102,6 +103,11 @@ class Attendance:
         """The attending replica in exactly this life, if it attends."""
         replica = self.replicas.get(replica_id)
         return replica if replica and replica.attending and replica.claim.incarnation == incarnation else None
+
+    @property
+    def alone_s(self) -> float:
+        """For how long nobody has attended; 0 while somebody does."""
+        return 0.0 if self._alone_since_s is None else asyncio.get_running_loop().time() - self._alone_since_s
 
     def attending(self) -> list[Replica]:
         """Attending replicas by replica_id."""
@@ -165,6 +171,7 @@ class Attendance:
         session = Session(replica)
         self.replicas[claim.replica_id] = replica
         self._sessions[claim.replica_id] = session
+        self._alone_since_s = None
         logger.info("replica %s attends (incarnation %d, %s)", claim.replica_id, claim.incarnation, claim.address)
         return session
 
@@ -232,6 +239,8 @@ class Attendance:
             return
         del self._sessions[replica.claim.replica_id]
         replica.attending = False
+        if not self._sessions:
+            self._alone_since_s = asyncio.get_running_loop().time()
         logger.info("replica %s left: %s", replica.claim.replica_id, session.error or "its stream ended")
         for listener in self.lost:
             listener(*replica.member)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -51,12 +52,12 @@ class Decision:
 class Batches:
     """num_steps: policy steps of the whole run. `is_over()`: whether the time is up or the run was finished.
 
-    ask_cut: set by the feed; journals that a cut of the newest step is wanted.
+    alone_s: how long a batch is waited for with no replica; None: for ever. ask_cut: set by the feed; journals that a cut of the newest step is wanted.
     """
 
     def __init__(
         self, books: Books, attendance: Attendance, shelf: Shelf, saving: Saving,
-        *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool],
+        *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool], alone_s: float | None = None,
     ) -> None:  # fmt: skip
         self._books = books
         self._attendance = attendance
@@ -65,6 +66,7 @@ class Batches:
         self._seed = seed
         self._shuffle_rewards = shuffle_rewards
         self._is_over = is_over
+        self._alone_s = alone_s
         self._saving = saving
         self.ask_cut: Callable[[], Awaitable[None]] | None = None
         self._meter = Meter()
@@ -102,7 +104,7 @@ class Batches:
         while True:
             if ledger.published is not None and ledger.step == policy_step:
                 if ledger.exhausted:
-                    raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted)
+                    raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted + _words(self._books.unusable))
                 if self._is_end(policy_step):
                     if (end := await self._end(policy_step, num_ranks, loop.time() - asked_s)) is not None:
                         return end
@@ -111,6 +113,10 @@ class Batches:
                 elif not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
                     faultpoints.point("after_plan_before_answer")
                     return self._decision(policy_step, plan, num_ranks, loop.time() - asked_s)
+                elif (alone := self._alone()) and (cut := await self._end(policy_step, num_ranks, 0.0)) is not None:
+                    if cut.save_first:
+                        return cut
+                    raise Refused(grpc.StatusCode.ABORTED, alone)
             await self._books.bell.wait(CLOCK_S)
 
     async def _end(self, policy_step: int, num_ranks: int, waited_s: float) -> Decision | None:
@@ -127,6 +133,16 @@ class Batches:
             assert self.ask_cut is not None
             await self.ask_cut()
         return Decision(policy_step=policy_step, end_of_run=False, table=(), stats=NO_STATS, save_first=True)
+
+    def _alone(self) -> str:
+        """Why nothing will come any more; "" while something may. A slow replica is no absent one: it beats."""
+        alone_s = self._attendance.alone_s
+        if self._alone_s is None or alone_s < self._alone_s:
+            return ""
+        return (
+            f"no rollout server has attended for {alone_s / 60:.1f} minutes, more than lease.alone_minutes={self._alone_s / 60:g}, and a batch is waited for: start one with this learner's address "
+            "(its log says why it left), then the same command again, which goes on from the newest cut; or set alone_minutes to null to wait for ever"
+        )
 
     async def _order(self, policy_step: int, num_ranks: int, waited_s: float) -> Decision | None:
         """What the ranks are to do instead of training: leave, or save a cut, or both. While a cut is wanted that cannot be tried yet,
@@ -201,3 +217,12 @@ def shuffled(rows: list[Row], seed: int) -> list[Row]:
             row = replace(row, facts=replace(row.facts, reward=reward, reward_parts=parts))
         result.append(row)
     return result
+
+
+def _words(unusable: Counter[str]) -> str:
+    """What is said of samples that could not be trained on; nothing where there were none."""
+    if not unusable:
+        return ""
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in unusable.most_common())
+    away = "; unscored_unavailable means that no reward server answered: see to the reward servers" if "unscored_unavailable" in unusable else ""
+    return f" (unusable samples so far: {reasons}{away})"

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgpack
 import redis
 
-from learner.gateway import holder
+from learner import holder
 from learner.gateway.appends import Appends, Item, JournalFailed, JournalLocked, Key
 from learner.gateway.segments import Entry, JournalDamaged, Position
 from protos import faultpoints

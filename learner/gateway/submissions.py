@@ -91,6 +91,8 @@ class Submissions:
         outcome = ledger.submit(*key, facts)
         receipt = Receipt(group_id=key[0], sample_index=key[1], status=outcome.status, detail=outcome.reason if outcome.status == "unwanted" else "")
         if outcome.record is not None:
+            if facts.unusable_reason:
+                self._books.unusable[facts.unusable_reason] += 1
             if outcome.reason:
                 logger.info("group %s is dropped: %s", key[0], outcome.reason)
             self._books.commit_sample(key, outcome.record, trajectory.SerializeToString())

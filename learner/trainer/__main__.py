@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from learner import shared_memory
 from learner.config import LearnerConfig
-from learner.process import complain, die_with_parent, log_to_stderr, next_incarnation, read_config
+from learner.process import complain, log_to_stderr, next_incarnation, read_config
 from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions
@@ -34,9 +35,10 @@ from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
 from learner.trainer.world import Place, World, joined, resolve_device
 from learner.weights.push import Pusher, store_host
-from learner.weights.snapshot import SnapshotWriter, snapshot_root
+from learner.weights.snapshot import SnapshotWriter
 from protos import faultpoints
 from protos.identity import resolve_model
+from protos.lifeline import die_with_parent
 
 _LOG = logging.getLogger("headrace.learner.trainer")
 _LAST_PUSH_S = 60.0  # how long a finished run waits for its last version to reach the replicas
@@ -125,8 +127,10 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions))
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
+    root = shared_memory.snapshot_root(registration.run_id)
+    shared_memory.claim(root, config.run_dir, clear=False)
     writer = SnapshotWriter(
-        policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
+        policy.causal_lm, root=root, incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
     )
     pusher = Pusher(
         address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address),
