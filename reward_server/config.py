@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -16,7 +16,7 @@ class ScorerConfig(BaseModel):
 
     name: str = Field(min_length=1, description="what callers ask for")
     use: str = Field(min_length=1, description='a built-in ("exact", "last_number", "reasoning_gym", ...) or "module:function"')
-    args: dict[str, str | int | float | bool] = Field(default_factory=dict, description="keyword arguments for every call")
+    args: dict[str, JsonValue] = Field(default_factory=dict, description="keyword arguments for every call")
     limit_s: float = Field(10.0, gt=0, description="wall-clock limit of one call; its process is killed then")
 
 

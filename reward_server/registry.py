@@ -9,11 +9,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reward_server import scorers
 
 ScoreFunction = Callable[[str, str, dict[str, Any]], Any]
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # "1" is no number, and 1 no truth value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +38,8 @@ def load(use: str, args: dict[str, Any]) -> Loaded:
     """
     function, check = _user_function(use) if ":" in use else _built_in(use)
     _check_arguments(use, function, args)
+    if ":" not in use:
+        args = _of_declared_types(use, function, args)
     if check is not None:
         check(**args)
     return Loaded(call=partial(function, **args), is_async=_is_async(function), description=_first_line(function))
@@ -84,6 +89,21 @@ def _check_arguments(use: str, function: Callable[..., Any], args: dict[str, Any
         signature.bind("prompt", "completion", {}, **args)
     except TypeError as error:
         raise ValueError(f"{use} takes {signature}, which does not fit (prompt, completion, fields) with args {args}: {error}") from None
+
+
+def _of_declared_types(use: str, function: Callable[..., Any], args: dict[str, Any]) -> dict[str, Any]:
+    """A built-in's arguments as its signature declares them, bounds in `Annotated[..., Field(...)]` included. Raises ValueError naming each mistake."""
+    hints = get_type_hints(function, include_extras=True)
+    typed: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for name, value in args.items():
+        try:
+            typed[name] = TypeAdapter(hints[name], config=_STRICT).validate_python(value)
+        except ValidationError as error:
+            mistakes += [f"{'.'.join(map(str, (name, *each['loc'])))}={each['input']!r:.200}: {each['msg'][:1].lower()}{each['msg'][1:]}" for each in error.errors()]
+    if mistakes:
+        raise ValueError(f"{use}: {'; '.join(mistakes)}")
+    return typed
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

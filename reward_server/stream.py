@@ -18,6 +18,7 @@ _REASONS: dict[Reason, trajectory_pb2.UnscoredReason] = {
     "non_finite": trajectory_pb2.UNSCORED_REASON_NON_FINITE,
     "unavailable": trajectory_pb2.UNSCORED_REASON_UNAVAILABLE,
     "refused": trajectory_pb2.UNSCORED_REASON_REFUSED,
+    "bad_reference": trajectory_pb2.UNSCORED_REASON_BAD_REFERENCE,
 }
 
 
