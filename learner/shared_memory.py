@@ -48,9 +48,11 @@ def claim(root: Path, run_dir: Path, *, clear: bool) -> None:
     (root / f"{_OWNER}{os.getpid()}").write_text(f"{holder.describe()}\n{run_dir}\n")
 
 
-def remove(root: Path) -> None:
-    """The run is at rest: nothing in it will be fetched any more."""
-    shutil.rmtree(root, ignore_errors=True)
+def release(root: Path) -> None:
+    """This process is done with the folder; it goes with the last live one (ranks of torchrun may outlive their gateway)."""
+    (root / f"{_OWNER}{os.getpid()}").unlink(missing_ok=True)
+    if all(holder.is_dead(who) for who, _ in _owners(root)):
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def left_behind() -> list[Left]:

@@ -196,8 +196,7 @@ class Supervisor:
             await asyncio.gather(*(child.end(0.0) for child in self._ranks if child.started))
             if self._gateway.started:
                 await self._gateway.end(STOP_GRACE_S, END)
-            if not self._gateway_only:
-                shared_memory.remove(self._root)
+            shared_memory.release(self._root)
 
     def _claim_memory(self) -> None:
         """Clears what an earlier life of this run left, and names what other dead runs did. Raises ValueError for a run id in use.

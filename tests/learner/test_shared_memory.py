@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from learner import holder, shared_memory
-from learner.shared_memory import claim, left_behind, remove, snapshot_root
+from learner.shared_memory import claim, left_behind, release, snapshot_root
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,16 @@ def test_the_next_start_of_the_run_clears_it_and_its_end_removes_it() -> None:
     root = killed("r1", "/data/first")
     claim(root, Path("/data/first"), clear=True)
     assert [path.name for path in root.iterdir()] == [f"owner-{os.getpid()}"] and not left_behind()
-    remove(root)
+    release(root)
     assert not root.exists()
+
+
+def test_the_folder_stays_while_another_process_of_the_run_uses_it() -> None:
+    root = snapshot_root("r1")
+    claim(root, Path("/data/first"), clear=True)
+    (root / "owner-1").write_text(f"{holder.describe()}\n/data/first\n")
+    release(root)
+    assert [path.name for path in root.iterdir()] == ["owner-1"]
 
 
 def test_ranks_add_themselves_and_take_nothing_away() -> None:

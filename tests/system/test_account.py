@@ -101,13 +101,14 @@ def test_a_disk_that_refuses_one_rank_costs_the_save_and_the_learner_that_leaves
         balances(run)
 
 
-def test_a_run_whose_time_is_up_ends_with_a_cut_of_its_last_step(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_whose_prompts_are_used_up_ends_with_a_cut_of_its_last_step_and_leaves_no_memory(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"count from {i}: ", "answer": "1"}) + "\n" for i in range(6)))
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
         run.start_rollout("only")
-        learner = run.start_learner(trainer={"ranks": 2}, checkpoint={"every_steps": None}, max_minutes=0.4)
+        learner = run.start_learner(trainer={"ranks": 2}, checkpoint={"every_steps": None}, data={"epochs": 1})
         assert end_of(run) == 0, learner.tail()
-        assert newest_step(run.run_dir) == run.metrics()[-1]["step"] > 0
+        assert newest_step(run.run_dir) == run.metrics()[-1]["step"] == 3  # two of six prompts a step
         assert not Path(f"/dev/shm/headrace-{(run.run_dir / 'run_id').read_text().strip()}").exists()
 
 

@@ -104,6 +104,12 @@ class Child:
         self._config = self._config.model_copy(update={"address": address})
         return address
 
+    def processor_s(self) -> float:
+        """Processor time that it has taken since its start."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     async def killed(self) -> None:
         """Waits until it was killed by a signal."""
         assert self.process is not None
