@@ -78,6 +78,13 @@ class TrainerConfig(Section):
     served_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of pushed weights")
     row_tokens: Count = Field(2048, description="token budget of one packed row")
     share_prefix: bool = Field(True, description="a prompt is computed once for the samples of its group in a row")
+    attention: Literal["auto", "flex", "pieces"] = Field("auto", description="flex: one kernel that skips what the mask hides (CUDA); pieces: small dense attentions; auto: flex on CUDA")
+    compile: bool | None = Field(None, description="each layer by itself, CUDA only; None: wherever flex attention is used")
+    recompute: Literal["none", "selective", "full"] = Field("none", description="layers whose activations are thrown away and computed again in the backward pass")
+    recompute_every: Count = Field(2, description="of selective: one layer in so many")
+    head_dtype: Literal["compute", "float32"] = Field("compute", description="of the logits: rounded to compute_dtype, or not")
+    freeze: tuple[str, ...] = Field((), description="patterns (regular expressions) of parameter names that are not trained")
+    offload: bool = Field(False, description="weights, gradients and optimizer state rest in CPU memory, CUDA only")
 
 
 class KeepBest(Section):

@@ -25,6 +25,7 @@ from learner.process import complain, log_to_stderr, next_incarnation, read_conf
 from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions
+from learner.trainer.engine import engine_of
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
@@ -114,7 +115,10 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     """Sets everything up, trains, and ends in good order."""
     try:
         objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
-        policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
+        policy = load_policy(
+            model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
+            engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
+        )  # fmt: skip
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
         companions = load_companions(config, policy, model_dir, world)
     except ValueError as error:
