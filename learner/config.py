@@ -117,11 +117,16 @@ class JournalConfig(Section):
 class PushConfig(Section):
     """Weight updates."""
 
-    transport: Literal["auto", "gloo", "nccl", "grpc"] = "auto"
+    transport: Literal["auto", "gloo", "nccl", "ipc", "grpc", "folder"] = Field("auto", description="auto: nccl between GPUs, ipc on one GPU, gloo on CPUs; grpc: replicas fetch; folder: they read push.folder")
     bucket_bytes: int = Field(512 << 20, ge=1024)
     prepare_s: Seconds = Field(5.0, description="replicas that have not answered by then are left out of an epoch")
     collective_timeout_s: Seconds = Field(60.0, description="any one collective gives up after this")
     deadline_s: Seconds = Field(300.0, description="a whole epoch gives up after this")
+    folder: str = Field("", description="shared path or URL on which every version is published for replicas that cannot be reached; empty: none")
+    max_roots: Count = Field(8, description="trainer ranks that talk to the replicas; at least one on every machine")
+    verify: Literal["off", "digest", "logprobs"] = Field("digest", description="off: coverage alone; digest: every slice; logprobs: also a probe prompt's log-probs after each update")
+    dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field({}, description="exceptions from trainer.served_dtype, by pattern of tensor names")
+    generating_share: float = Field(0.0, ge=0, lt=1, description="share of the replicas that go on drawing while others apply; 0: all apply at once")
 
 
 class LearnerConfig(Section):
@@ -202,8 +207,10 @@ class LearnerConfig(Section):
         least = (staleness.max_staleness + 2) * self.groups_per_step
         if self.journal.max_groups < least:
             raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
-        if self.push.transport == "nccl" and self.trainer.device == "cpu":
-            raise ValueError("push.transport=nccl with trainer.device=cpu: NCCL moves memory of GPUs only; use transport auto or gloo, or device: cuda")
+        if self.push.transport in ("nccl", "ipc") and self.trainer.device == "cpu":
+            raise ValueError(f"push.transport={self.push.transport} with trainer.device=cpu: {self.push.transport} moves memory of GPUs only; use transport auto or gloo, or device: cuda")
+        if self.push.transport == "folder" and not self.push.folder:
+            raise ValueError("push.transport=folder with an empty push.folder: versions would be published nowhere; give the shared path, and the same as rollout.weights_folder")
         if self.lease.silence_s <= self.lease.heartbeat_s:
             raise ValueError(f"lease.silence_s={self.lease.silence_s} is not more than heartbeat_s={self.lease.heartbeat_s}: every replica would count as gone; use several heartbeats")
         return self

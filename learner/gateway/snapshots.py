@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
@@ -31,6 +32,7 @@ logger = logging.getLogger("headrace.learner.snapshots")
 KEPT = 2
 MAX_READ = 3  # snapshots, each by any number of readers
 STALL_S = 60.0  # for a reader to take one chunk
+Message = TypeVar("Message")
 _FOLDER = re.compile(r"(\d+)-(\d+)")
 
 
@@ -77,6 +79,7 @@ class Snapshots:
         self._kept: list[Snapshot] = []  # oldest first
         self._reading: Counter[Path] = Counter()  # folder to number of readers
         self._bell = Bell()
+        self.published: list[Callable[[Snapshot | None, Snapshot], None]] = []  # called with the version before and the new one; must not block
 
     @property
     def newest(self) -> Snapshot | None:
@@ -88,24 +91,25 @@ class Snapshots:
 
     async def publish(self, snapshot: Snapshot) -> None:
         """Makes it the newest and deletes what is no longer kept."""
+        before = self.newest
         self._kept = [*(s for s in self._kept if s.folder != snapshot.folder), snapshot][-KEPT:]
         await asyncio.to_thread(_sweep, snapshot.folder, frozenset(s.folder.name for s in self._kept))
+        for listener in self.published:
+            listener(before, snapshot)
 
     async def send_newest(self, write: Callable[[manifest_pb2.Manifest | Chunk], Awaitable[None]]) -> None:
         """Writes the newest snapshot: its manifest, then chunks in bucket order. Waits while too many snapshots are being read.
 
-        Raises Refused NOT_FOUND, or ABORTED when it was replaced before it was opened or the reader stalls.
+        Raises Refused NOT_FOUND, or ABORTED when it was replaced before it was opened or the reader takes too long in all. write: see `patient`.
         """
         snapshot = await self._next_to_read()
         self._reading[snapshot.folder] += 1
         try:
             async with asyncio.timeout(deadline_s("FetchWeights")):
                 async for part in _read(snapshot):
-                    async with asyncio.timeout(STALL_S):
-                        await write(part)
+                    await write(part)
         except TimeoutError:
-            logger.warning("version %d: a reader took nothing for %.0f s, or too long in all; it is let go", snapshot.version, STALL_S)
-            raise Refused(grpc.StatusCode.ABORTED, f"nothing of version {snapshot.version} was taken for {STALL_S:.0f} s, or all of it not within {deadline_s('FetchWeights')} s; ask again") from None
+            raise _too_slow(f"version {snapshot.version} was not taken within {deadline_s('FetchWeights')} s") from None
         finally:
             self._reading[snapshot.folder] -= 1
             self._reading = +self._reading
@@ -124,6 +128,24 @@ class Snapshots:
         """Deletes every snapshot of the run: nothing will be fetched any more."""
         self._kept = []
         shutil.rmtree(parent, ignore_errors=True)
+
+
+def patient(write: Callable[[Message], Awaitable[None]]) -> Callable[[Message], Awaitable[None]]:
+    """The same, raising Refused ABORTED when the reader takes nothing for STALL_S: what it reads stays in memory meanwhile."""
+
+    async def within(part: Message) -> None:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await write(part)
+        except TimeoutError:
+            raise _too_slow(f"nothing was taken for {STALL_S:.0f} s") from None
+
+    return within
+
+
+def _too_slow(why: str) -> Refused:
+    logger.warning("a reader of weights is let go: %s", why)
+    return Refused(grpc.StatusCode.ABORTED, f"{why}; ask again")
 
 
 async def _read(snapshot: Snapshot) -> AsyncIterator[manifest_pb2.Manifest | Chunk]:

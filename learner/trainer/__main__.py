@@ -134,8 +134,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     root = shared_memory.snapshot_root(registration.run_id)
     shared_memory.claim(root, config.run_dir, clear=False)
     writer = SnapshotWriter(
-        policy.causal_lm, root=root, incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
-    )
+        policy.causal_lm, root=root, incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes,
+        dtypes=config.push.dtypes, max_roots=config.push.max_roots, verify=config.push.verify,
+    )  # fmt: skip
     pusher = Pusher(
         address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address),
         deadline_s=config.push.deadline_s, settle_s=config.push.collective_timeout_s + config.push.prepare_s,
