@@ -171,8 +171,6 @@ class LearnerConfig(Section):
         kind = algorithm.advantage.kind
         if sampling.group_size == 1 and kind in GROUP_RELATIVE:
             raise ValueError(f"sampling.group_size=1 with algorithm {algorithm.name} (advantage.kind={kind}): a group of one has no spread and so no advantage; use group_size of 2 or more")
-        if sampling.group_size == 1 and self.filter.zero_signal:
-            raise ValueError("filter.zero_signal=true with sampling.group_size=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
         if algorithm.advantage.kind == "pass_at_k" and algorithm.advantage.k > sampling.group_size:
             raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than sampling.group_size={sampling.group_size}: no subset of k exists; use a smaller k")
         if kind == "teacher" and self.filter.zero_signal:
@@ -198,8 +196,12 @@ class LearnerConfig(Section):
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
             raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
-        if self.filter.min_usable > sampling.group_size:
-            raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
+        for name, one in self.data.sources.items():
+            size, where = one.group_size or sampling.group_size, f"{self.data.key_of(name)}.group_size" if one.group_size else "sampling.group_size"
+            if self.filter.min_usable > size:
+                raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than {where}={size}: every group would be dropped; use a smaller min_usable")
+            if size == 1 and (self.filter.zero_signal if one.zero_signal is None else one.zero_signal):
+                raise ValueError(f"filter.zero_signal=true with {where}=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:

@@ -119,11 +119,7 @@ class Gateway:
         """Renders, checks that they are the run's, opens leasing. Raises ValueError."""
         try:
             found = await asyncio.to_thread(catalog.load, self._config, self._folder, self._config.run_dir / "resolved" / "prompts.msgpack")
-            if self.feed.fingerprint:
-                prompts.check_fingerprint(self.feed.fingerprint, found.fingerprint, self._config.data.prompts)
-            else:
-                founding.keep(self._config.run_dir, self._founding)
-                self.feed.note_prompts(found.fingerprint)
+            self._settle_data(found)
         except ValueError as error:
             self._shelf.fail(error)
             raise
@@ -131,6 +127,22 @@ class Gateway:
         self._shelf.put(found)
         self._books.bell.ring()
         await asyncio.Event().wait()  # a loop that ends is taken for a failure
+
+    def _settle_data(self, found: catalog.Catalog) -> None:
+        """The account learns what it is to keep of the data. Raises ValueError where the data are others than the run began with."""
+        began, ledger, changes = self.feed.fingerprint, self._books.ledger, self._config.data.on_change == "restart"
+        if began and not changes:
+            prompts.check_fingerprint(began, found.fingerprint, "the data of " + ", ".join(str(one.prompts) for one in self._config.data.sources.values()))
+        if not began:
+            founding.keep(self._config.run_dir, self._founding)
+        restart = bool(began) and began != found.fingerprint
+        if restart:
+            logger.warning("the data are not those the run began with (fingerprint %s, was %s): their passes begin anew, as data.on_change=restart says", found.fingerprint, began)
+            write_whole(self._config.run_dir / "resolved" / "data_began", str(ledger.next_seq))  # for the audit: rows of older groups are of other data
+        if (record := ledger.set_data(found.rules, restart=restart)) is not None:
+            self._books.commit(record)
+        if began != found.fingerprint:
+            self.feed.note_prompts(found.fingerprint)
 
     async def _let_replicas_leave(self, stopping: asyncio.Event) -> None:
         now_s = asyncio.get_running_loop().time
@@ -213,6 +225,8 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
+        zero_signals={name: one.zero_signal for name, one in config.data.sources.items() if one.zero_signal is not None},
     )
 
 

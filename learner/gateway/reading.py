@@ -33,7 +33,7 @@ class Reading:
 
     @property
     def next_seq(self) -> int:
-        """Sequence number of the next new group: also its position in the prompt order, so the cursor needs no state of its own."""
+        """Sequence number of the next new group."""
         return self.account.next_seq
 
     @property
@@ -119,7 +119,7 @@ class Reading:
         """Every sample of a plan, groups in order of entry, samples by index."""
         groups = (self.account.groups[seq] for seq in plan.groups)
         return [
-            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self.age_of(facts, plan.step))
+            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self.age_of(facts, plan.step), data_set=group.data_set)
             for group in groups
             for index, facts in sorted(group.samples.items())
         ]
