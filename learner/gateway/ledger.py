@@ -166,11 +166,12 @@ class Ledger:
         if sample_index in group.samples:
             return Submission(status="duplicate", group="open" if len(group.samples) < self.limits.group_size else "complete")
         self._check_versions(group, facts)
-        samples = {**group.samples, sample_index: facts}
-        complete = len(samples) == self.limits.group_size
         limits = self.limits
-        dropped = verdict(samples, min_usable=limits.min_usable, zero_signal=limits.zero_signal, unscored=limits.unscored) if complete else ""
-        record = self._made(type="submitted", seq=group.seq, sample_index=sample_index, facts=facts.to_record(), dropped=dropped)
+        complete, dropped = len(group.samples) + 1 == limits.group_size, ""
+        if complete:
+            dropped = verdict({**group.samples, sample_index: facts}, min_usable=limits.min_usable, zero_signal=limits.zero_signal, unscored=limits.unscored)
+        record = {"type": "submitted", "seq": group.seq, "sample_index": sample_index, "facts": facts.to_record(), "dropped": dropped}
+        self.account.add_sample(group, sample_index, facts, dropped)
         outcome: Literal["open", "complete", "dropped"] = "dropped" if dropped else "complete" if complete else "open"
         return Submission(status="accepted", group=outcome, reason=dropped, record=record)
 
