@@ -46,6 +46,7 @@ class LeaseConfig(Section):
     max_attempts: Count = Field(3, description="leases of one group before it is dropped")
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
+    alone_minutes: float | None = Field(60.0, gt=0, description="a batch that is waited for with no replica for so long ends the run with a message, after a cut; None: waits for ever")
 
 
 class FilterConfig(Section):
@@ -101,6 +102,7 @@ class CheckpointConfig(Section):
     every_steps: Count | None = Field(10, description="None: only at the end")
     keep: Count = Field(2, description="newest cuts that stay")
     keep_best: KeepBest | None = Field(None, description="one more that stays: the best by a metric; None: none")
+    save_s: Seconds = Field(1800.0, description="each part of a save (copy, write, mark) has failed when it takes longer")
     leave_s: Seconds = Field(60.0, description="ranks told to stop get this long for the running step and their cut")
 
 
