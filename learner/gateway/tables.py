@@ -15,7 +15,6 @@ from typing import Any
 
 from learner.process import complain
 from protos.lifeline import die_with_parent
-from protos.lifeline import die_with_parent
 from protos.mistakes import one_line
 
 _ROWS = 1024  # at a time
