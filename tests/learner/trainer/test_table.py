@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def entry(group: str, index: int, reward: float, **changes: object) -> Entry:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def grouped(table: list[Entry], *, normalize: bool = True, num_minibatches: int = 1, **more: bool) -> list[Minibatch]:
+def grouped(table: list[Entry], *, normalize: bool = True, num_minibatches: int = 1, **more: Any) -> list[Minibatch]:
     """The batch cut with GRPO's advantages."""
     return cut(table, advantages_of(table, advantage_function(GroupAdvantage(normalize=normalize))), num_minibatches=num_minibatches, **more)
 
