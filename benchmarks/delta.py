@@ -97,7 +97,7 @@ def main() -> None:
     ours, peer, target, expected = Ours(old, new), XorZstd(old, new), np.empty_like(old), xxhash.xxh3_64_intdigest(new.data)
     pairs: list[Pair] = []
     for turn in range(max(options.pairs, _line.MIN_PAIRS)):
-        order = [ours, peer] if turn % 2 else [peer, ours]
+        order: list[Ours | XorZstd] = [ours, peer] if turn % 2 else [peer, ours]
         found = {type(way).__name__: timed(way, old, target, expected) for way in order}
         pairs.append({"ours_s": found["Ours"][0], "xor_zstd_s": found["XorZstd"][0], "ours_bare_s": found["Ours"][1], "xor_zstd_bare_s": found["XorZstd"][1]})
     bars = [
