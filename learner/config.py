@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
+from learner.data_config import DataConfig as DataConfig
 from learner.presets import with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
@@ -16,21 +17,6 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
 MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
-
-
-class DataConfig(Section):
-    """Prompts: one JSON object a line."""
-
-    prompts: Path = Field(description="JSONL file")
-    prompt_field: str = Field("prompt", description="field with the prompt: a string, or a list of chat messages")
-    id_field: str = Field("", description="field with a stable id; empty: the line number")
-    template: Literal["chat", "raw"] = Field("chat", description="chat: the model's chat template; raw: the string as it is")
-    system: str | None = Field(None, description="system message put before the prompt; None: none")
-    suffix: str = Field("", description="appended to a string prompt before the template")
-    max_prompt_tokens: Count | None = Field(None, description="longest prompt; None: what the model allows")
-    overlong: Literal["refuse", "drop"] = Field("refuse", description="refuse: the run does not start; drop: counted and left out")
-    shuffle: bool = True
-    epochs: Count | None = Field(None, description="passes over the prompts; None: until `steps`")
 
 
 class SamplingConfig(Section):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
+import importlib.metadata
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reward_server import scorers
 
+ENTRY_POINTS = "headrace.scorers"
 ScoreFunction = Callable[[str, str, dict[str, Any]], Any]
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # "1" is no number, and 1 no truth value
 
@@ -29,29 +34,49 @@ class Loaded:
     call: ScoreFunction  # (prompt, completion, fields); its arguments are bound
     is_async: bool
     description: str  # first line of its documentation; may be empty
+    version: str  # digest of the file that it is defined in; empty: there is none
+    is_deterministic: bool  # False: it says of itself, `function.is_deterministic = False`, that the same item may score differently
 
 
 def load(use: str, args: dict[str, Any]) -> Loaded:
-    """A built-in by name, or "module:function" with the module importable from the current folder.
+    """A built-in by name, an entry point of an installed package, or "module:function" with the module importable from the current folder.
 
     Raises ValueError in one line: what is wrong, and what would be right.
     """
     function, check = _user_function(use) if ":" in use else _built_in(use)
     _check_arguments(use, function, args)
-    if ":" not in use:
+    if use in scorers.NAMES:
         args = _of_declared_types(use, function, args)
     if check is not None:
         check(**args)
-    return Loaded(call=partial(function, **args), is_async=_is_async(function), description=_first_line(function))
+    return Loaded(call=partial(function, **args), is_async=_is_async(function), description=_first_line(function), version=_version(function), is_deterministic=bool(getattr(function, "is_deterministic", True)))
 
 
 def _built_in(name: str) -> tuple[Callable[..., Any], Callable[..., None] | None]:
     if name not in scorers.NAMES:
+        if found := _entry_point(name):
+            return _user_function(found)
         near = difflib.get_close_matches(name, scorers.NAMES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f'{name!r} is no built-in scorer{hint} Known: {", ".join(scorers.NAMES)}; a function of yours is "module:function"')
+        raise ValueError(f'{name!r} is no built-in scorer{hint} Known: {", ".join([*scorers.NAMES, *_entry_points()])}; a function of yours is "module:function"')
     module = importlib.import_module(f"reward_server.scorers.{name}")
     return module.score, getattr(module, "check", None)
+
+
+def _entry_points() -> dict[str, set[str]]:
+    """What installed packages offer: "module:function" by name. One name may be offered by several packages."""
+    offered: dict[str, set[str]] = {}
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        offered.setdefault(point.name, set()).add(point.value)
+    return offered
+
+
+def _entry_point(name: str) -> str | None:
+    """The "module:function" that an installed package offers under a name. Raises ValueError where several offer different ones."""
+    values = sorted(_entry_points().get(name, ()))
+    if len(values) > 1:
+        raise ValueError(f"several installed packages offer a scorer {name!r}: {', '.join(values)}; name one of these as use")
+    return values[0] if values else None
 
 
 def _user_function(use: str) -> tuple[Callable[..., Any], None]:
@@ -112,3 +137,10 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 def _first_line(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _version(function: Callable[..., Any]) -> str:
+    """Changes with the code, so that scores kept by another version are not taken for its own. Modules that it imports are not looked at."""
+    module = sys.modules.get(getattr(function, "__module__", "") or type(function).__module__)
+    file = getattr(module, "__file__", None)
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file and Path(file).is_file() else ""
