@@ -15,12 +15,14 @@ class Template:
     that names what is not given: a name left out by mistake is no empty text.
     """
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, source: str, names: frozenset[str] | None = None) -> None:
         try:
+            used = _meta().find_undeclared_variables(_environment().parse(source))
             self._template = _environment().from_string(source)
         except _jinja().TemplateError as error:
-            raise ValueError(f"template: {error}; it is Jinja, with prompt, completion and fields") from None
+            raise ValueError(f"template: {error}; it is Jinja, with {', '.join(sorted(names or ('completion', 'prompt')))}") from None
+        if names is not None and used - names:
+            raise ValueError(f"template: it names {', '.join(sorted(used - names))}, and there are {', '.join(sorted(names))}")
 
     def text(self, **values: Any) -> str:
         """Raises ValueError for a name that is not given, and for what a sandbox does not allow."""
@@ -31,13 +33,12 @@ class Template:
         return rendered
 
 
-def check(source: str, **values: Any) -> None:
-    """Raises ValueError unless the template compiles, and renders with these values."""
-    Template(source).text(**values)
-
-
 def _jinja() -> Any:
     return extras.need("jinja2", scorer="with a template", extra="reward-judge")
+
+
+def _meta() -> Any:
+    return extras.need("jinja2.meta", scorer="with a template", extra="reward-judge")
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -50,6 +51,11 @@ class Replica:
 
     def start(self) -> None:
         """Blocks until its model is loaded. Raises ValueError in one line when it cannot be."""
+        self.spawn()
+        self.wait()
+
+    def spawn(self) -> None:
+        """Starts its processes, which load the model."""
         port = _free_port() if len(self.devices) > 1 else 0
         for rank, device in enumerate(self.devices):
             ours, theirs = socket.socketpair()
@@ -58,12 +64,18 @@ class Replica:
             self._lines.append(ours)
             inner = f"{device.partition(':')[0]}:{rank}" if port and device != "cpu" else device  # its devices are all that these processes see
             ours.sendall(msgpack.packb([self._spec.packed(), inner]))
-        for line in self._lines:
-            is_ready, words = _first(line)
-            if not is_ready:
-                self.stop()
-                raise ValueError(words)
-            line.setblocking(False)
+
+    def wait(self) -> None:
+        """Blocks until every process has loaded the model. The first that cannot ends all: ranks wait for each other without end."""
+        waiting = list(self._lines)
+        while waiting:
+            for line in select.select(waiting, [], [])[0]:
+                waiting.remove(line)
+                is_ready, words = _first(line)
+                if not is_ready:
+                    self.stop()
+                    raise ValueError(words)
+                line.setblocking(False)
 
     async def answers(self, items: list[tuple[str, str]], limit_s: float) -> list[float | str]:
         """Raises ConnectionError when it dies, TimeoutError when it takes longer."""
@@ -104,7 +116,14 @@ class Front:
         """Blocks until every replica has loaded its model. Raises ValueError in one line when one cannot."""
         began_s = time.monotonic()
         for replica in self._replicas:
-            replica.start()
+            replica.spawn()
+        try:
+            for replica in self._replicas:
+                replica.wait()
+        except ValueError:
+            for replica in self._replicas:
+                replica.stop()
+            raise
         log.info("%s is loaded on %d replicas after %.1f s", self._spec.model, len(self._replicas), time.monotonic() - began_s)
 
     async def score(self, prompt: str, completion: str) -> float | str:

@@ -37,7 +37,7 @@ def main() -> None:
         return
     line.sendall(msgpack.packb([True, ""]))
     is_first = os.environ.get("RANK", "0") == "0"
-    for batch in received:
+    for batch in received:  # until the front is gone
         answers = model.answers([(prompt, completion) for prompt, completion in batch])
         if is_first:
             line.sendall(msgpack.packb(answers))

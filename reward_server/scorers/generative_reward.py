@@ -58,7 +58,7 @@ async def score(
 def check(**args: Any) -> None:
     """Loads the model on every replica. Raises ValueError for packages, a template, devices or a model that will not do."""
     check_devices(args.get("devices", ["cpu"]), args.get("tensor_parallel", 1))
-    templates.check(args.get("template") or ASKS_YES_NO, prompt="p", completion="c")
+    templates.Template(args.get("template") or ASKS_YES_NO, names=frozenset({"prompt", "completion"}))
     if not args.get("low", 0.0) < args.get("high", 10.0):
         raise ValueError(f"low={args.get('low', 0.0):g} must be below high={args.get('high', 10.0):g}")
     for module in ("torch", "transformers"):

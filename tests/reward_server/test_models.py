@@ -170,7 +170,7 @@ async def test_the_scorers_start_their_model_once_and_refuse_one_that_will_not_d
     assert await reward_model.score("1 + 1?", "2", {}, scale=2.0, **args) == pytest.approx(2 * value)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no weights for score.weight"):
         reward_model.check(model=str(causal(folder)))
-    with pytest.raises(ValueError, match="'reply' is undefined"):
+    with pytest.raises(ValueError, match="template: it names reply"):
         generative_reward.check(model=str(causal(folder)), template="{{ reply }}")
     generative_reward.check(model=str(causal(folder)), threads=1)
     chance = await generative_reward.score("1 + 1?", "2", {}, model=str(causal(folder)), threads=1)
