@@ -150,7 +150,8 @@ class Batches:
         if self._shelf.failure is not None:
             raise Refused(grpc.StatusCode.ABORTED, str(self._shelf.failure))
         catalog = self._shelf.catalog
-        return catalog is not None and catalog.order.row(self._books.ledger.next_seq) is None
+        ledger = self._books.ledger
+        return catalog is not None and catalog.picker.next(ledger.account.history, ledger.step) is None
 
     def _decision(self, policy_step: int, plan: Plan | None, num_ranks: int, waited_s: float) -> Decision:
         ledger = self._books.ledger

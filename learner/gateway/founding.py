@@ -25,6 +25,7 @@ def founding(config: LearnerConfig, base_weights_digest: str) -> dict[str, Any]:
         "data.system": data.system,
         "data.shuffle": data.shuffle,
         "seed": config.seed,
+        **{f"data.sets.{name}": [one.template, one.system, one.shuffle, one.group_size or sampling.group_size] for name, one in config.data.sets.items()},
     }
 
 

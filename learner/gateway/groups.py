@@ -89,6 +89,7 @@ class Group:
     first_version: least version of the first lease; no token of it may be older.
     floor_step: policy step at the first lease; it is not leased again while the run is rolled back below that.
     attempts: leases that count (one given back in good order does not).
+    data_set: name of the prompt's data set; empty: the run has one without a name. size: samples of the group.
     rolled_back: it was open in a rollback, so its age may break the bound without a defect.
     """
 
@@ -98,6 +99,8 @@ class Group:
     opened_at: float
     first_version: int
     floor_step: int
+    size: int
+    data_set: str = ""
     attempts: int = 0
     lease: Lease | None = None
     samples: dict[int, SampleFacts] = field(default_factory=dict)

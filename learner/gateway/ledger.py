@@ -6,12 +6,13 @@ answers the outside only once they are durable. Conservation holds always: lease
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
 from learner.gateway.account import Account, Plan, Record
 from learner.gateway.groups import Group, Lease, SampleFacts, seq_of, verdict
+from learner.gateway.history import Rules
 from learner.gateway.terms import Counts, Limits, Row, Submission
 from learner.gateway.versions import PolicyVersion, StalenessBroken
 from learner.gateway.window import choose
@@ -44,7 +45,7 @@ class Ledger:
 
     @property
     def next_seq(self) -> int:
-        """Sequence number of the next new group: also its position in the prompt order, so the cursor needs no state of its own."""
+        """Sequence number of the next new group."""
         return self.account.next_seq
 
     @property
@@ -130,20 +131,28 @@ class Ledger:
         """Every sample of a plan, groups in order of entry, samples by index."""
         groups = (self.account.groups[seq] for seq in plan.groups)
         return [
-            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self._age(facts, plan.step))
+            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self._age(facts, plan.step), data_set=group.data_set)
             for group in groups
             for index, facts in sorted(group.samples.items())
         ]
 
     # Mutations
 
-    def open_group(self, *, holder: str, lease_id: str, now: float, lapse_at: float, prompt_id: str, prompt_row: int) -> tuple[Group, Record]:
-        """First lease of the next group. Only with `room()` and nothing to lease again."""
+    def set_data(self, rules: Mapping[str, Rules], *, restart: bool = False) -> Record | None:
+        """What is to be kept of each data set. restart: the data are others; unfinished groups are dropped("data_changed"). None: nothing changed."""
+        kept = {name: one.rules for name, one in self.account.history.sets.items()}
+        if not restart and all(kept.get(name, Rules()) == wanted for name, wanted in rules.items()):
+            return None
+        return self._made(type="data", rules={name: wanted.to_record() for name, wanted in rules.items()}, restart=restart)
+
+    def open_group(self, *, holder: str, lease_id: str, now: float, lapse_at: float, prompt_id: str, prompt_row: int, data_set: str = "", size: int | None = None, pick: Mapping[str, Any] = {}) -> tuple[Group, Record]:
+        """First lease of the next group. Only with `room()` and nothing to lease again. size: samples, None: the run's; pick: see history.py."""
         version = self.published
         assert version is not None and self.room() > 0, "no room for a new group"
         lease = asdict(Lease(lease_id=lease_id, holder=holder, lapse_at=lapse_at))
         seq = self.next_seq
-        record = self._made(type="opened", seq=seq, prompt_id=prompt_id, prompt_row=prompt_row, lease=lease, now=now, version=version.number)
+        more: dict[str, Any] = {"data_set": data_set, "size": size, "pick": dict(pick)}
+        record = self._made(type="opened", seq=seq, prompt_id=prompt_id, prompt_row=prompt_row, lease=lease, now=now, version=version.number, **{key: value for key, value in more.items() if value})
         return self.account.groups[seq], record
 
     def lease_again(self, *, holder: str, lease_id: str, lapse_at: float) -> tuple[Group, Record]:
@@ -158,21 +167,26 @@ class Ledger:
 
         Raises ValueError for an index outside the group, or a version that was never published or is older than the lease allowed.
         """
-        if not 0 <= sample_index < self.limits.group_size:
-            raise ValueError(f"sample_index={sample_index} is outside the group of {self.limits.group_size} samples")
         group = self.group(group_id)
+        size = group.size if group else max([self.limits.group_size, *self.limits.group_sizes.values()])
+        if not 0 <= sample_index < size:
+            raise ValueError(f"sample_index={sample_index} is outside the group of {size} samples")
         if group is None:
             return Submission(status="unwanted", group="gone", reason=f"group {group_id} is unknown, dropped, or trained and saved")
         if sample_index in group.samples:
-            return Submission(status="duplicate", group="open" if len(group.samples) < self.limits.group_size else "complete")
+            return Submission(status="duplicate", group="open" if len(group.samples) < size else "complete")
         self._check_versions(group, facts)
         samples = {**group.samples, sample_index: facts}
-        complete = len(samples) == self.limits.group_size
-        limits = self.limits
-        dropped = verdict(samples, min_usable=limits.min_usable, zero_signal=limits.zero_signal, unscored=limits.unscored) if complete else ""
+        complete = len(samples) == size
+        dropped = self._verdict(group, samples) if complete else ""
         record = self._made(type="submitted", seq=group.seq, sample_index=sample_index, facts=facts.to_record(), dropped=dropped)
         outcome: Literal["open", "complete", "dropped"] = "dropped" if dropped else "complete" if complete else "open"
         return Submission(status="accepted", group=outcome, reason=dropped, record=record)
+
+    def _verdict(self, group: Group, samples: Mapping[int, SampleFacts]) -> str:
+        limits = self.limits
+        zero_signal = limits.zero_signals.get(group.data_set, limits.zero_signal)
+        return verdict(samples, min_usable=limits.min_usable, zero_signal=zero_signal, unscored=limits.unscored)
 
     def release_holder(self, holder: str, *, in_good_order: bool) -> Record | None:
         """All leases of a replica that is gone, or (in good order: no attempt is counted) that said goodbye. None: it had none."""

@@ -45,7 +45,7 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
             prompt_id=group.prompt_id,
             prompt_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_INT32, data=catalog.ids[row]),
             prompt_text=catalog.prompts[row].text,
-            group_size=config.sampling.group_size,
+            group_size=group.size,
             done=loan.done,
             sampling=trajectory_pb2.SamplingParams(
                 temperature=config.sampling.temperature,
@@ -59,6 +59,8 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
             lapse_s=config.lease.lapse_s,
         )
         lease.fields.update(catalog.prompts[row].fields)
+        if group.data_set:
+            lease.fields["data_set"] = group.data_set
         return lease
 
     return encode
@@ -120,7 +122,7 @@ def _key(number: int, num_bytes: int) -> bytes:
 
 
 def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:
-    return feed_pb2.BeginUpdateResponse(epoch=value.epoch, members=[name for name, _ in value.members], group=value.group)
+    return feed_pb2.BeginUpdateResponse(epoch=value.epoch, members=[name for name, _ in value.members], group=value.groups[0] if value.groups else None, other_groups=value.groups[1:])
 
 
 def sent(request: feed_pb2.EndUpdateRequest) -> dict[str, Any]:
@@ -156,6 +158,7 @@ def _table_row(row: Row, owner: int) -> feed_pb2.TableRow:
         truncated=facts.truncated,
         num_versions=len({version for version, _ in facts.spans}),
         reward_parts=facts.reward_parts,
+        data_set=row.data_set,
     )
 
 

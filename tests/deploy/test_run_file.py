@@ -49,7 +49,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.stepz": 5}, ["run.yaml: learner.stepz: unknown key (value 5)"]),
     ({"learner.steps": 0}, ["run.yaml: learner.steps: Input should be greater than or equal to 1, got 0"]),
     ({"rollout.replicas": 0}, ["run.yaml: rollout.replicas: Input should be greater than or equal to 1, got 0"]),
-    ({"learner.data": {}}, ["run.yaml: learner.data.prompts: required, but missing"]),
+    ({"learner.data": {}}, ["run.yaml: learner.data: prompts=None with 0 sets", "give exactly one of the two"]),
     ({"learner.sampling.temperature": 0}, ["run.yaml: learner: sampling.temperature=0 with group_size=8", "above 0"]),
     ({"rollout.model": "other"}, ["rollout.model='other' differs from model=", "remove rollout.model"]),
     ({"learner.scorer": "style"}, ["learner.scorer='style' is none of reward.scorers ['answer']", "name one of them"]),
