@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,9 @@ from learner.gateway.segments import JournalDamaged
 from learner.process import complain, die_with_parent, log_to_stderr, read_config
 from protos import faultpoints
 from protos.identity import resolve_model
+
+SWITCH_S = 0.0005  # the journal's thread waits at most so long for the interpreter's lock between write and sync; Python's own 5 ms is a sync's time
+GC_THRESHOLDS = (20_000, 20, 100)  # the account holds many small objects and no cycles
 
 
 def run_id_of(config: LearnerConfig) -> str:
@@ -39,6 +43,8 @@ async def serve(config: LearnerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     config.run_dir.mkdir(parents=True, exist_ok=True)
+    sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*GC_THRESHOLDS)
     await Gateway(config, resolve_model(config.model), run_id_of(config)).run(stopping)
 
 

@@ -1,4 +1,4 @@
-"""What the records mean: the state of the account, changed by `Account.apply` and by nothing else.
+"""What the records mean: the state of the account, changed by `Account.apply` (and `add_sample`, a part of it) and by nothing else.
 
 A record is one mutation, whole: a msgpack-able dict with its "type". The same records in the same order give the same state, so
 a restarted gateway is the newest cut's `state()` plus the journal's records after it. Which records may be made is ledger.py's.
@@ -121,16 +121,19 @@ class Account:
         self.unheld.discard(group.seq)
 
     def _apply_submitted(self, record: Record) -> None:
-        group = self.groups[record["seq"]]
-        group.samples[record["sample_index"]] = SampleFacts.from_record(record["facts"])
+        self.add_sample(self.groups[record["seq"]], record["sample_index"], SampleFacts.from_record(record["facts"]), record["dropped"])
+
+    def add_sample(self, group: Group, sample_index: int, facts: SampleFacts, dropped: str) -> None:
+        """What a "submitted" record means, for whoever has its facts at hand: they need not be read back from the record just made."""
+        group.samples[sample_index] = facts
         if len(group.samples) < group.size:
             return
         self.history.measured(group.data_set, group.prompt_row, (facts.reward for facts in group.usable() if facts.reward is not None))
         group.lease = None
         self.unheld.discard(group.seq)
         self.waiting.add(group.seq)
-        if record["dropped"]:
-            self._drop([group.seq], record["dropped"])
+        if dropped:
+            self._drop([group.seq], dropped)
         else:
             self.drops_in_row = 0
 

@@ -176,10 +176,10 @@ class Ledger:
         if sample_index in group.samples:
             return Submission(status="duplicate", group="open" if len(group.samples) < size else "complete")
         self._check_versions(group, facts)
-        samples = {**group.samples, sample_index: facts}
-        complete = len(samples) == size
-        dropped = self._verdict(group, samples) if complete else ""
-        record = self._made(type="submitted", seq=group.seq, sample_index=sample_index, facts=facts.to_record(), dropped=dropped)
+        complete = len(group.samples) + 1 == size
+        dropped = self._verdict(group, {**group.samples, sample_index: facts}) if complete else ""
+        record = {"type": "submitted", "seq": group.seq, "sample_index": sample_index, "facts": facts.to_record(), "dropped": dropped}
+        self.account.add_sample(group, sample_index, facts, dropped)
         outcome: Literal["open", "complete", "dropped"] = "dropped" if dropped else "complete" if complete else "open"
         return Submission(status="accepted", group=outcome, reason=dropped, record=record)
 
