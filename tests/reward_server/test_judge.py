@@ -120,7 +120,9 @@ async def test_votes_are_calls_of_their_own_and_a_lost_one_is_no_zero() -> None:
         return JSONResponse([chat("<verdict>2</verdict>"), chat("?"), chat("<verdict>4</verdict>")][next(count) % 3])
 
     async with http_server(app) as url, plane_of(section(url, votes=3, temperature=1.0, retries=0, reduce="mean")) as plane:
-        assert await score(plane, "x") == Scored(value=pytest.approx(0.3), parts={"num_votes": 2.0, "spread": pytest.approx(0.2)})  # (0.2 + 0.4) / 2
+        outcome = await score(plane, "x")
+    assert isinstance(outcome, Scored) and outcome.value == pytest.approx(0.3)  # (0.2 + 0.4) / 2
+    assert outcome.parts == {"num_votes": 2.0, "spread": pytest.approx(0.2)}
 
 
 async def test_a_judge_that_answers_too_many_requests_is_waited_for_and_nothing_is_zero() -> None:
