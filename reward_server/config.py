@@ -102,7 +102,7 @@ class RewardConfig(BaseModel):
         for each in self.scorers:
             asked = [each.group.of] if each.group else names_in(each.combine) if each.combine else []
             for name in asked:
-                if name not in names:
+                if each.group and name not in names:
                     raise ValueError(f"scorer {each.name!r} asks {name!r}, which is none of the scorers {names}")
                 if name in comparing:
                     raise ValueError(f"scorer {each.name!r} asks {name!r}, which compares whole groups; name one that scores single samples")
