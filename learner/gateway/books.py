@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ class Books:
     """`bell` rings whenever the account changed, so that whoever waits for room or for a batch looks again.
 
     payloads: where the payload of each sample lies that may still be needed. failure: set once the journal takes nothing more;
-    the account in memory is ahead of the disk then, so the process must end.
+    the account in memory is ahead of the disk then, so the process must end. unusable: why samples could not be trained on, since the start.
     """
 
     def __init__(self, ledger: Ledger, journal: Appends) -> None:
@@ -25,6 +26,7 @@ class Books:
         self.journal = journal
         self.bell = Bell()
         self.payloads: dict[Key, Position] = {}
+        self.unusable: Counter[str] = Counter()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last: asyncio.Future[Any] | None = None
 

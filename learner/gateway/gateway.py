@@ -39,6 +39,7 @@ from learner.gateway.terms import Limits
 from learner.gateway.transports import transports_of
 from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
+from learner.shared_memory import snapshot_root
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
 from protos.rpc import Server
@@ -49,7 +50,6 @@ logger = logging.getLogger("headrace.learner.gateway")
 FINISH_GRACE_S = 30.0  # for replicas to load the last version and leave after RunFinished
 LAST_GRACE_S = 8.0  # of that, once told to stop: the supervisor's own grace is 10 s
 STOP_GRACE_S = 1.0  # for running calls, once nothing new is taken
-SNAPSHOTS = Path("/dev/shm")
 
 
 class Gateway:
@@ -84,6 +84,8 @@ class Gateway:
             silence_s=config.lease.silence_s,
             scorer=config.scorer,
             newest_version=lambda: self._snapshots.newest.version if self._snapshots.newest else 0,
+            last_version=lambda: self._books.ledger.account.versions.last_number,
+            push_deadline_s=config.push.deadline_s,
         )
         self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted)
         self.feed = self._make_feed(recovered, checkpoints)
@@ -156,7 +158,7 @@ class Gateway:
         await self._server.stop(STOP_GRACE_S)
         self._clock.save()
         await self._journal.close()
-        self._snapshots.remove_all(SNAPSHOTS / f"headrace-{self.run_id}")
+        self._snapshots.remove_all(snapshot_root(self.run_id))
 
     def _make_feed(self, recovered: Recovered, checkpoints: Path) -> Feed:
         config = self._config
@@ -165,6 +167,7 @@ class Gateway:
         batches = Batches(
             self._books, self._attendance, self._shelf, saving,
             num_steps=config.steps, seed=config.seed, shuffle_rewards=config.control == "shuffled_rewards", is_over=self._is_over,
+            alone_s=None if config.lease.alone_minutes is None else 60 * config.lease.alone_minutes,
         )  # fmt: skip
         return Feed(
             books=self._books,
@@ -223,7 +226,7 @@ def limits_of(config: LearnerConfig) -> Limits:
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
-        zero_signals={name: one.zero_signal for name, one in config.data.sources.items() if one.zero_signal is not None},
+        zero_signals={name: config.zero_signal_of(name) for name in config.data.sets},
     )
 
 

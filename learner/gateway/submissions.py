@@ -108,6 +108,8 @@ class Submissions:
         facts = facts_of(trajectory, prompt_ids=prompt_ids, vocabulary=self._vocabulary, max_new_tokens=max_new_tokens)
         outcome = ledger.submit(group_id, index, facts)
         if outcome.record is not None:
+            if facts.unusable_reason:
+                self._books.unusable[facts.unusable_reason] += 1
             if outcome.reason:
                 logger.info("group %s is dropped: %s", group_id, outcome.reason)
             taken.append(((group_id, index), outcome.record, trajectory.SerializeToString()))

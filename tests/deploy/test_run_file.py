@@ -123,6 +123,7 @@ def test_services_know_each_others_addresses_before_they_start(content: dict[str
     assert (config["address"], config["replica_id"], config["seed"]) == (services["rollout-1"].address, "rollout-1", 1)
     assert "replicas" not in config
     assert [service.restart for service in services.values()] == [True, True, True, True, False]
+    assert [service.grace_s for service in services.values()] == [0, 0, 0, 0, 60 + 20]  # leave_s, and its end: a learner that is told to stop is not killed in its cut
 
 
 def test_a_learners_address_is_kept_and_its_port_0_is_fixed_before_the_start(content: dict[str, Any]) -> None:

@@ -139,18 +139,20 @@ class Heartbeat(_message.Message):
     def __init__(self, state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_free: _Optional[int] = ..., num_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "newest_version", "heartbeat_s", "silence_s", "scorer")
+    __slots__ = ("run_id", "newest_version", "heartbeat_s", "silence_s", "scorer", "push_deadline_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     SILENCE_S_FIELD_NUMBER: _ClassVar[int]
     SCORER_FIELD_NUMBER: _ClassVar[int]
+    PUSH_DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     newest_version: int
     heartbeat_s: float
     silence_s: float
     scorer: str
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., scorer: _Optional[str] = ...) -> None: ...
+    push_deadline_s: float
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., scorer: _Optional[str] = ..., push_deadline_s: _Optional[float] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("version",)
