@@ -66,7 +66,7 @@ def _line(file: Path, number: int, words: str, prompt_field: str, completion_fie
     if not isinstance(record, dict):
         raise Mistakes([f"{file} line {number}: holds {type(record).__name__}, not an object; write one JSON object a line"])
     given = record.get(completion_field)
-    completions = given if isinstance(given, list) else [given]
+    completions: list[Any] = given if isinstance(given, list) else [given]
     if not completions or not all(isinstance(each, str) for each in completions):
         raise Mistakes([f"{file} line {number}: field {completion_field!r} must be text, or a list of texts for a group; it is {given!r:.80}. --completion-field names another"])
     prompt = record.get(prompt_field, "")
@@ -103,12 +103,12 @@ def table(found: Sequence[Row], names: Sequence[str], most: int) -> Iterator[str
     by_line: dict[int, dict[str, Row]] = {}
     for row in found:
         by_line.setdefault(row.line.number, {})[row.scorer] = row
-    heads = ["line", "completion", *names]
+    heads: list[str] = ["line", "completion", *names]
     cells = [_cells(rows_of, place, names) for rows_of in by_line.values() for place in range(len(next(iter(rows_of.values())).line.completions))]
     shown = cells[:most]
-    widths = [max(len(each) for each in column) for column in zip(heads, *shown, strict=True)]
-    for row in (heads, *shown):
-        yield "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+    widths = [max(len(words[place]) for words in (heads, *shown)) for place in range(len(heads))]
+    for words in (heads, *shown):
+        yield "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip()
     if len(cells) > most:
         yield f"... and {len(cells) - most} more (--most)"
     yield from _words(found, most)
