@@ -29,7 +29,7 @@ def test_every_scorer_has_a_column_and_what_is_unscored_says_why(tmp_path: Path)
     rows = [line.split() for line in result.stdout.splitlines()]
     assert rows[0] == ["line", "completion", "answer", "same"]
     assert rows[1] == ["1", "6", "+", "5", "=", "11.", "1", "0"]
-    assert rows[2][-3:] == ["n…", "0", "0"]
+    assert rows[2][-3:] == ["rea…", "0", "0"]  # 31 characters and the dots
     assert rows[3] == ["3", "5", "unscored(bad_reference)", "0"]
     assert "line 3, answer: field 'answer' must hold a number" in result.stdout
     assert "answer: 2 of 3 scored, mean 0.5, from 0 to 1; unscored: bad_reference 1; seconds: median" in result.stdout
