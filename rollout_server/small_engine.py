@@ -168,12 +168,21 @@ class SmallEngine:
             self._landing.write_chunk(bucket, offset, data)
         await asyncio.to_thread(self._landing.finish_chunks)
 
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        def compute() -> list[float]:
+            ids = torch.tensor([list(token_ids)])
+            with torch.inference_mode():
+                scores = torch.log_softmax(self._model(ids).logits[0].float(), -1)
+            return [float(value) for value in scores[:-1].gather(1, ids[0, 1:, None])[:, 0]]
+
+        return await asyncio.wrap_future(self._between_steps(compute))
+
     async def discard(self) -> None:
         self._landing.discard()
 
     async def commit(self, version: int) -> CommitTimes:
-        if version <= self._loaded_version:
-            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions only rise")
+        if version < self._loaded_version:
+            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions never fall")
         await self.check()
         staging = self._landing.take(version)
         return await asyncio.wrap_future(self._between_steps(lambda: self._commit_now(version, staging.tensors())))
@@ -190,7 +199,8 @@ class SmallEngine:
             for request in self._requests:
                 if self._config.in_flight == "recompute":
                     request.cache = None
-                request.track.switch(version, num_tokens=request.num_drawn)
+                if version > self._loaded_version:
+                    request.track.switch(version, num_tokens=request.num_drawn)
             self._loaded_version = version
         self._stale = False
         return CommitTimes(pause_s=time.monotonic() - start_s)

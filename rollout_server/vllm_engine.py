@@ -209,14 +209,22 @@ class VllmEngine:
             await self._rpc("headrace_write_chunk", bucket, offset, data, timeout_s=60.0)
         await self._rpc("headrace_finish_chunks", timeout_s=300.0)
 
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        name = f"probe#{next(self._serial)}"
+        prompt = {"prompt_token_ids": list(token_ids), "cache_salt": name}
+        async with aclosing(self._engine.generate(prompt, vllm_setup.probe_parameters(), name)) as outputs:
+            async for output in outputs:
+                scores = output.prompt_logprobs or ()
+        return [entry[token].logprob for entry, token in zip(scores[1:], token_ids[1:], strict=True)]
+
     async def discard(self) -> None:
         if self._engine is not None and not self._engine.errored:
             await self._rpc("headrace_discard", timeout_s=60.0)
 
     async def commit(self, version: int) -> CommitTimes:
         """A failure before the weights are touched leaves the old version serving; one after it leaves the engine paused."""
-        if version <= self._loaded_version:
-            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions only rise")
+        if version < self._loaded_version:
+            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions never fall")
         end_s = time.monotonic() + self._commit_timeout_s
         await self._rpc("headrace_take", version, timeout_s=60.0)
         watch = Stopwatch()
@@ -268,6 +276,8 @@ class VllmEngine:
 
     def _switch(self, version: int) -> None:
         """Labels what is drawn from now on. Requests that the front end has not admitted yet have drawn nothing."""
+        if version == self._loaded_version:
+            return  # the same version again, after it was found not to be what the trainer has
         assert self._accounting is not None
         num_drawn = self._accounting.num_drawn()
         for inner_id, track in self._tracks.items():
