@@ -70,6 +70,17 @@ def is_tied(folder: Path) -> bool:
     return bool(config.get("tie_word_embeddings", False))
 
 
+def stored(folder: Path, name: str) -> Any:
+    """One tensor of a folder. Raises KeyError for one that it lacks."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        if name in read_header(path):
+            with safe_open(path, framework="pt") as file:
+                return file.get_tensor(name)
+    raise KeyError(f"{folder} holds no tensor {name}")
+
+
 def folder_update(folder: Path, version: int) -> tuple[manifest_pb2.Manifest, Iterator[tuple[int, int, bytes]]]:
     """A folder as a weight update: its manifest (one bucket a tensor), and its bytes as (bucket, offset, data) in order.
 

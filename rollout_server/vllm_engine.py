@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protos.manifest.v1alpha1 import manifest_pb2
-from protos.weights.staging import check_names
+from protos.weights.adapter import check_fits
 from rollout_server import vllm_setup
 from rollout_server.checkpoint import expected_tensors
 from rollout_server.config import RolloutConfig
@@ -177,12 +177,12 @@ class VllmEngine:
         return self._loaded_version
 
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         await self._rpc("headrace_begin_receive", group, manifest, timeout_s, timeout_s=60.0)
         await self._until_landed(timeout_s)
 
     async def stage_folder(self, folder: Path, manifest: bytes, timeout_s: float) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         await self._rpc("headrace_begin_folder", str(folder), manifest, timeout_s=60.0)
         await self._until_landed(timeout_s)
 
@@ -203,7 +203,7 @@ class VllmEngine:
             await asyncio.sleep(_POLL_S)
 
     async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         await self._rpc("headrace_begin_chunks", manifest, timeout_s=60.0)
         async for bucket, offset, data in chunks:
             await self._rpc("headrace_write_chunk", bucket, offset, data, timeout_s=60.0)

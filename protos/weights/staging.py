@@ -40,6 +40,10 @@ class VerifiedStaging:
         return self._manifest.version
 
     @property
+    def manifest(self) -> manifest_pb2.Manifest:
+        return self._manifest
+
+    @property
     def num_bytes(self) -> int:
         """Memory that it holds."""
         return sum(storage.numel() for storage in self._storage)
