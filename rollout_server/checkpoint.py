@@ -59,8 +59,19 @@ def read_specs(folder: Path) -> dict[str, TensorSpec]:
     return specs
 
 
+def check_tied(folder: Path) -> None:
+    """Raises ValueError for a folder whose config ties head and embedding while its files hold two different ones: engines pick one or the other."""
+    if not is_tied(folder):
+        return
+    stored_names = {name: path for path in sorted(folder.glob("*.safetensors")) for name in read_header(path)}
+    embedding = next((name for name in stored_names if name.endswith("embed_tokens.weight")), "")
+    if "lm_head.weight" in stored_names and embedding and not stored(folder, embedding).equal(stored(folder, "lm_head.weight")):
+        raise ValueError(f"{folder}: config.json ties lm_head.weight to {embedding}, but the files hold two different tensors; remove lm_head.weight, or set tie_word_embeddings to false")
+
+
 def expected_tensors(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor that a full update of this model holds."""
+    """(name, shape) of every tensor that a full update of this model holds. Raises ValueError as check_tied."""
+    check_tied(folder)
     return [(name, spec.shape) for name, spec in read_specs(folder).items()]
 
 
