@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from deploy.schema import RunFile
 from learner.config import LearnerConfig
+from protos.security import OPEN, Security, resolve
 
 LOOPBACK = "127.0.0.1"
 
@@ -37,6 +38,7 @@ class Service:
     address: str = ""  # host:port with gRPC health checks; empty: none
     environment: dict[str, str] = field(default_factory=dict)  # on top of the launcher's own
     restart: bool = True  # False: its exit ends the run
+    security: Security = OPEN  # of health checks
 
 
 def free_addresses(count: int) -> list[str]:
@@ -128,6 +130,7 @@ def _service(
         address=address,
         environment=_environment(gpus),
         restart=module != "learner",
+        security=resolve(run.security),
     )
 
 

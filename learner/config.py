@@ -12,6 +12,7 @@ from learner.data_config import DataConfig as DataConfig
 from learner.presets import with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
+from protos.security import SecurityConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -139,6 +140,7 @@ class LearnerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reward_server.cache.key import Scope
+from reward_server.config import ScorerConfig
 from reward_server.endpoints.endpoint import Endpoint
 from reward_server.pool import Pool
 from reward_server.scorer import Answer, Kind, Scorer, Work
@@ -47,6 +48,7 @@ class RemoteScorer:
     """An endpoint elsewhere."""
 
     endpoint: Endpoint
+    config: ScorerConfig  # that it was made of
     kind: Kind
     description: str
 
@@ -71,6 +73,7 @@ class ScorersAtWork:
         self.pool = pool  # None: no scorer runs in a process here
         self.endpoints = endpoints
         self.on_ask: Callable[[str, Work, Answer], None] = self._submit
+        self.num_looking = 0  # items for which a cache is being asked before they come here
         self._cached = cached or {}
         self._scopes: dict[str, Scope | None] = {}
 
@@ -106,8 +109,14 @@ class ScorersAtWork:
         for endpoint in self.endpoints:
             endpoint.forget(owner)
 
-    async def stop(self) -> None:
+    def is_idle(self, *, keep: Collection[Endpoint] = ()) -> bool:
+        """Whether nothing is left to be answered, endpoints that others use left out."""
+        return not self.num_looking and (self.pool is None or self.pool.is_idle) and all(each.is_idle for each in self.endpoints if each not in keep)
+
+    async def stop(self, *, keep: Collection[Endpoint] = ()) -> None:
+        """Ends processes and calls, but for endpoints that others use, too."""
         if self.pool is not None:
             await self.pool.stop()
         for endpoint in self.endpoints:
-            await endpoint.stop()
+            if endpoint not in keep:
+                await endpoint.stop()

@@ -34,6 +34,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     def __init__(self, plane: Plane, *, max_pending: int, max_pending_bytes: int) -> None:
         self._plane = plane
+        self.refused: Callable[[], int] = lambda: 0  # what the server in front has refused
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
         self._streams: set[ScoreStream] = set()
@@ -64,7 +65,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
         """See the contract."""
-        return listing.of(self._plane)
+        return listing.of(self._plane, num_refused=self.refused())
 
     async def _serve(self, requests: Requests, write: Write, context: Context) -> None:
         stream = ScoreStream(max_items=self._max_pending, max_bytes=self._max_pending_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from reward_server.endpoints.hedging import HedgeRule
 from reward_server.endpoints.http_dialect import HttpClient, HttpDialect
 from reward_server.endpoints.limiter import Limits
 from reward_server.endpoints.retrying import RetryRule
+from reward_server.environment import scrubbed
 from reward_server.plane import Caches
 from reward_server.pool import Pool
 from reward_server.scorer import Scorer
@@ -43,13 +45,16 @@ from reward_server.scorers_at_work import ProcessScorer, RemoteScorer, ScorersAt
 _DECIDES: dict[str, Any] = {"use": True, "args": True, "version": True, "http": {"urls", "format"}, "grpc": {"addresses", "scorer"}}
 
 
-def scorers(config: RewardConfig, folder: Path) -> ScorersAtWork:
-    """The scorers of a configuration; user modules are imported from `folder`, in processes. Raises ValueError for a secret that is not there."""
+def scorers(config: RewardConfig, folder: Path, *, before: ScorersAtWork | None = None) -> ScorersAtWork:
+    """The scorers of a configuration; user modules are imported from `folder`, in processes. Raises ValueError for a secret that is not there.
+
+    before: scorers that these will replace; remote ones whose configuration is the same stay, with their limits, breakers and connections.
+    """
     pool = _pool([each for each in config.scorers if each.use], config, folder)
     made: dict[str, Scorer] = {}
     if pool is not None:
         made.update({account.spec.name: ProcessScorer(pool=pool, index=index) for index, account in enumerate(pool.accounts)})
-    remotes = {each.name: _remote(each) for each in config.scorers if each.http or each.grpc}
+    remotes = {each.name: _kept(each, before) or _remote(each) for each in config.scorers if each.http or each.grpc}
     cached = {each.name: each.model_dump(mode="json", include=_DECIDES) for each in config.scorers if each.deterministic and each.combine is None}
     at_work = ScorersAtWork({**made, **remotes}, pool=pool, endpoints=[each.endpoint for each in remotes.values()], cached=cached)
     combined = {each.name: each.combine for each in config.scorers if each.combine is not None}
@@ -79,7 +84,14 @@ def _pool(local: list[ScorerConfig], config: RewardConfig, folder: Path) -> Pool
         memory_bytes=config.memory_bytes,
         load_limit_s=config.load_limit_s,
     )
-    return Pool(specs, limits, folder=folder)
+    environment = scrubbed(os.environ, named=_named_secrets(config), keep=config.pass_env)
+    return Pool(specs, limits, folder=folder, environment=environment)
+
+
+def _named_secrets(config: RewardConfig) -> list[str]:
+    """Environment variables that the configuration says hold credentials."""
+    remotes = [remote for each in config.scorers for remote in (each.http, each.grpc) if remote is not None]
+    return [name for name in (config.security.token_env, config.cache.password_env, *(remote.token_env for remote in remotes)) if name]
 
 
 def _combined(combine: CombineConfig, ask: Ask, limit_s: float) -> CombinedScorer:
@@ -108,6 +120,11 @@ def _limit_s(name: str, combined: Mapping[str, CombineConfig], limits_s: Mapping
     return sum(parts_s) if isinstance(combined[name], GateConfig) else max(parts_s)
 
 
+def _kept(config: ScorerConfig, before: ScorersAtWork | None) -> RemoteScorer | None:
+    scorer = before.scorers.get(config.name) if before is not None else None
+    return scorer if isinstance(scorer, RemoteScorer) and scorer.config == config else None
+
+
 def _remote(config: ScorerConfig) -> RemoteScorer:
     if config.http is not None:
         return _http(config, config.http)
@@ -118,13 +135,13 @@ def _remote(config: ScorerConfig) -> RemoteScorer:
 def _http(config: ScorerConfig, http: HttpConfig) -> RemoteScorer:
     client = HttpClient(token=secret(f"scorer {config.name!r}: http", http.token_env, http.token_file), ca=http.ca)
     endpoint = Endpoint(config.name, HttpDialect(client, http.format), http.urls, policy(http, config.limit_s))
-    return RemoteScorer(endpoint=endpoint, kind="http", description=f"POSTs {http.format} to {', '.join(http.urls)}")
+    return RemoteScorer(endpoint=endpoint, config=config, kind="http", description=f"POSTs {http.format} to {', '.join(http.urls)}")
 
 
 def _grpc(config: ScorerConfig, grpc: GrpcConfig) -> RemoteScorer:
     security = Security(token=secret(f"scorer {config.name!r}: grpc", grpc.token_env, grpc.token_file), ca=grpc.ca)
     endpoint = Endpoint(config.name, GrpcDialect(scorer=grpc.scorer, security=security), grpc.addresses, policy(grpc, config.limit_s))
-    return RemoteScorer(endpoint=endpoint, kind="grpc", description=f"asks {grpc.scorer or 'the default scorer'} of {', '.join(grpc.addresses)}")
+    return RemoteScorer(endpoint=endpoint, config=config, kind="grpc", description=f"asks {grpc.scorer or 'the default scorer'} of {', '.join(grpc.addresses)}")
 
 
 def policy(config: RemoteConfig, limit_s: float) -> Policy:

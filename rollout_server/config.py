@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from protos.security import SecurityConfig
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -34,6 +36,7 @@ class RolloutConfig(BaseModel):
     in_flight: Literal["recompute", "keep"] = Field("recompute", description="KV of running requests at an update: recomputed under the new weights, or kept")
     apply_updates: bool = Field(True, description="False is a control: versions count as loaded but the weights stay the base's")
     exit_when_finished: bool = Field(True, description="leave with 0 when the learner says the run is over")
+    security: SecurityConfig = SecurityConfig()
     score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")
 
     @model_validator(mode="after")

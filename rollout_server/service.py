@@ -17,6 +17,7 @@ import grpc
 from protos import identity, rpc
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
+from protos.security import resolve
 from rollout_server.actor import Actor
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -46,8 +47,11 @@ class Service:
         self._stopping = asyncio.Event()
         self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
         self.actor: Actor | None = None
-        servicer = RolloutServicer(self.replica, self._tokens, replica_id=self._replica_id, model=config.model, learner=config.learner)
-        self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)])
+        self._security = resolve(config.security, address=config.address)
+        servicer = RolloutServicer(
+            self.replica, self._tokens, replica_id=self._replica_id, model=config.model, learner=config.learner, refused=lambda: self.server.guard.num_refused
+        )
+        self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)], self._security)
 
     @property
     def address(self) -> str:
@@ -122,7 +126,7 @@ class Service:
 
     async def _until_another_run(self) -> None:
         """Goes on serving the last weights of a finished run; returns once a learner with a run to do answers."""
-        async with rpc.channel(self._config.learner) as channel:
+        async with rpc.channel(self._config.learner, self._security) as channel:
             stub = learner_pb2_grpc.LearnerServiceStub(channel)
             while True:
                 with suppress(grpc.aio.AioRpcError):
@@ -133,9 +137,9 @@ class Service:
 
     async def _attend_one(self) -> None:
         async with AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(rpc.channel(self._config.learner))
+            channel = await stack.enter_async_context(rpc.channel(self._config.learner, self._security))
             stub = learner_pb2_grpc.LearnerServiceStub(channel)
-            scoring = Scoring(self._config.rewards, timeout_s=self._config.score_timeout_s)
+            scoring = Scoring(self._config.rewards, timeout_s=self._config.score_timeout_s, security=self._security)
             submitting = Submitting(stub)
 
             def welcomed(welcome: learner_pb2.Welcome) -> None:

@@ -39,6 +39,7 @@ from learner.gateway.updates import Updates
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
 from protos.rpc import Server
+from protos.security import resolve
 
 logger = logging.getLogger("headrace.learner.gateway")
 
@@ -77,7 +78,7 @@ class Gateway:
         )
         self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted)
         self.feed = self._make_feed(recovered, checkpoints)
-        self._server = Server(config.address, [self._add_learner_service, self._add_feed_service])
+        self._server = Server(config.address, [self._add_learner_service, self._add_feed_service], resolve(config.security, address=config.address))
 
     @property
     def port(self) -> int:
@@ -163,7 +164,7 @@ class Gateway:
             desk=self._desk,
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
             snapshots=self._snapshots,
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)

@@ -37,6 +37,7 @@ from learner.weights.push import Pusher, store_host
 from learner.weights.snapshot import SnapshotWriter, snapshot_root
 from protos import faultpoints
 from protos.identity import resolve_model
+from protos.security import resolve
 
 _LOG = logging.getLogger("headrace.learner.trainer")
 _LAST_PUSH_S = 60.0  # how long a finished run waits for its last version to reach the replicas
@@ -110,10 +111,11 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
         companions = load_companions(config, policy, model_dir, world)
+        security = resolve(config.security)
     except ValueError as error:
         return complain(str(error))
     address = gateway or gateway_address(config.run_dir)
-    feed = Feed(address, incarnation=world.incarnation, rank=world.rank)
+    feed = Feed(address, incarnation=world.incarnation, rank=world.rank, security=security)
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
@@ -123,7 +125,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     writer = SnapshotWriter(
         policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
     )
-    pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), deadline_s=config.push.deadline_s)
+    pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), security=security, deadline_s=config.push.deadline_s)
     parts = Parts(
         config=config,
         feed=feed,
