@@ -45,6 +45,7 @@ class LeaseConfig(Section):
     max_attempts: Count = Field(3, description="leases of one group before it is dropped")
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
+    alone_minutes: float | None = Field(60.0, gt=0, description="a batch that is waited for with no replica for so long ends the run with a message, after a cut; None: waits for ever")
 
 
 class FilterConfig(Section):
@@ -78,6 +79,13 @@ class TrainerConfig(Section):
     served_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of pushed weights")
     row_tokens: Count = Field(2048, description="token budget of one packed row")
     share_prefix: bool = Field(True, description="a prompt is computed once for the samples of its group in a row")
+    attention: Literal["auto", "flex", "pieces"] = Field("auto", description="flex: one kernel that skips what the mask hides (CUDA); pieces: small dense attentions; auto: flex on CUDA")
+    compile: bool | None = Field(None, description="each layer by itself, CUDA only; None: wherever flex attention is used")
+    recompute: Literal["none", "selective", "full"] = Field("none", description="layers whose activations are thrown away and computed again in the backward pass")
+    recompute_every: Count = Field(2, description="of selective: one layer in so many")
+    head_dtype: Literal["compute", "float32"] = Field("compute", description="of the logits: rounded to compute_dtype, or not")
+    freeze: tuple[str, ...] = Field((), description="patterns (regular expressions) of parameter names that are not trained")
+    offload: bool = Field(False, description="weights, gradients and optimizer state rest in CPU memory, CUDA only")
 
 
 class KeepBest(Section):
@@ -93,6 +101,7 @@ class CheckpointConfig(Section):
     every_steps: Count | None = Field(10, description="None: only at the end")
     keep: Count = Field(2, description="newest cuts that stay")
     keep_best: KeepBest | None = Field(None, description="one more that stays: the best by a metric; None: none")
+    save_s: Seconds = Field(1800.0, description="each part of a save (copy, write, mark) has failed when it takes longer")
     leave_s: Seconds = Field(60.0, description="ranks told to stop get this long for the running step and their cut")
 
 
@@ -109,11 +118,16 @@ class JournalConfig(Section):
 class PushConfig(Section):
     """Weight updates."""
 
-    transport: Literal["auto", "gloo", "nccl", "grpc"] = "auto"
+    transport: Literal["auto", "gloo", "nccl", "ipc", "grpc", "folder"] = Field("auto", description="auto: nccl between GPUs, ipc on one GPU, gloo on CPUs; grpc: replicas fetch; folder: they read push.folder")
     bucket_bytes: int = Field(512 << 20, ge=1024)
     prepare_s: Seconds = Field(5.0, description="replicas that have not answered by then are left out of an epoch")
     collective_timeout_s: Seconds = Field(60.0, description="any one collective gives up after this")
     deadline_s: Seconds = Field(300.0, description="a whole epoch gives up after this")
+    folder: str = Field("", description="shared path or URL on which every version is published for replicas that cannot be reached; empty: none")
+    max_roots: Count = Field(8, description="trainer ranks that talk to the replicas; at least one on every machine")
+    verify: Literal["off", "digest", "logprobs"] = Field("digest", description="off: coverage alone; digest: every slice; logprobs: also a probe prompt's log-probs after each update")
+    dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field({}, description="exceptions from trainer.served_dtype, by pattern of tensor names")
+    generating_share: float = Field(0.0, ge=0, lt=1, description="share of the replicas that go on drawing while others apply; 0: all apply at once")
 
 
 class LearnerConfig(Section):
@@ -159,8 +173,6 @@ class LearnerConfig(Section):
         kind = algorithm.advantage.kind
         if sampling.group_size == 1 and kind in GROUP_RELATIVE:
             raise ValueError(f"sampling.group_size=1 with algorithm {algorithm.name} (advantage.kind={kind}): a group of one has no spread and so no advantage; use group_size of 2 or more")
-        if sampling.group_size == 1 and self.filter.zero_signal:
-            raise ValueError("filter.zero_signal=true with sampling.group_size=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
         if algorithm.advantage.kind == "pass_at_k" and algorithm.advantage.k > sampling.group_size:
             raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than sampling.group_size={sampling.group_size}: no subset of k exists; use a smaller k")
         if kind == "teacher" and self.filter.zero_signal:
@@ -186,8 +198,12 @@ class LearnerConfig(Section):
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
             raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
-        if self.filter.min_usable > sampling.group_size:
-            raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
+        for name, one in self.data.sources.items():
+            size, where = one.group_size or sampling.group_size, f"{self.data.key_of(name)}.group_size" if one.group_size else "sampling.group_size"
+            if self.filter.min_usable > size:
+                raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than {where}={size}: every group would be dropped; use a smaller min_usable")
+            if size == 1 and (self.filter.zero_signal if one.zero_signal is None else one.zero_signal):
+                raise ValueError(f"filter.zero_signal=true with {where}=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:
@@ -195,8 +211,10 @@ class LearnerConfig(Section):
         least = (staleness.max_staleness + 2) * self.groups_per_step
         if self.journal.max_groups < least:
             raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
-        if self.push.transport == "nccl" and self.trainer.device == "cpu":
-            raise ValueError("push.transport=nccl with trainer.device=cpu: NCCL moves memory of GPUs only; use transport auto or gloo, or device: cuda")
+        if self.push.transport in ("nccl", "ipc") and self.trainer.device == "cpu":
+            raise ValueError(f"push.transport={self.push.transport} with trainer.device=cpu: {self.push.transport} moves memory of GPUs only; use transport auto or gloo, or device: cuda")
+        if self.push.transport == "folder" and not self.push.folder:
+            raise ValueError("push.transport=folder with an empty push.folder: versions would be published nowhere; give the shared path, and the same as rollout.weights_folder")
         if self.lease.silence_s <= self.lease.heartbeat_s:
             raise ValueError(f"lease.silence_s={self.lease.silence_s} is not more than heartbeat_s={self.lease.heartbeat_s}: every replica would count as gone; use several heartbeats")
         return self

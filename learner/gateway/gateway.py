@@ -20,8 +20,10 @@ from learner.gateway.attendance import Attendance
 from learner.gateway.batches import Batches
 from learner.gateway.books import Books
 from learner.gateway.clock import RunClock
+from learner.gateway.deltas import Deltas
 from learner.gateway.feed import Feed
 from learner.gateway.feed_servicer import FeedServicer, add_to_server
+from learner.gateway.fetches import Fetches
 from learner.gateway.handshake import Identity
 from learner.gateway.journals import open_journal
 from learner.gateway.leases import LeaseDesk
@@ -29,6 +31,7 @@ from learner.gateway.recovery import Recovered, put_back, recover
 from learner.gateway.refusals import unavailable
 from learner.gateway.saving import Saving
 from learner.gateway.servicer import LearnerServicer
+from learner.gateway.sharing import Sharing
 from learner.gateway.snapshots import Snapshots
 from learner.gateway.status import status
 from learner.gateway.submissions import Submissions
@@ -36,17 +39,18 @@ from learner.gateway.terms import Limits
 from learner.gateway.transports import transports_of
 from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
+from learner.shared_memory import snapshot_root
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
 from protos.rpc import Server
 from protos.security import resolve
+from protos.weights.folder import Place
 
 logger = logging.getLogger("headrace.learner.gateway")
 
 FINISH_GRACE_S = 30.0  # for replicas to load the last version and leave after RunFinished
 LAST_GRACE_S = 8.0  # of that, once told to stop: the supervisor's own grace is 10 s
 STOP_GRACE_S = 1.0  # for running calls, once nothing new is taken
-SNAPSHOTS = Path("/dev/shm")
 
 
 class Gateway:
@@ -69,12 +73,20 @@ class Gateway:
         self._clock = RunClock(config.run_dir / "active_s")
         self._shelf = catalog.Shelf()
         self._snapshots = Snapshots()
+        self._deltas = Deltas(self._snapshots)
+        self._snapshots.published.append(self._deltas.published)
+        self._sharing = Sharing(Place(config.push.folder), self._deltas) if config.push.folder else None
+        if self._sharing is not None:
+            sharing = self._sharing
+            self._snapshots.published.append(lambda _, new: sharing.offer(new))
         self._attendance = Attendance(
             identity,
             heartbeat_s=config.lease.heartbeat_s,
             silence_s=config.lease.silence_s,
             scorer=config.scorer,
             newest_version=lambda: self._snapshots.newest.version if self._snapshots.newest else 0,
+            last_version=lambda: self._books.ledger.account.versions.last_number,
+            push_deadline_s=config.push.deadline_s,
         )
         self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted)
         self.feed = self._make_feed(recovered, checkpoints)
@@ -94,7 +106,7 @@ class Gateway:
         await self._server.ready()
         logger.info("run %s is served on port %d from step %d", self.run_id, self.port, self._books.ledger.step)
         endings: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending) for ending in (stopping.wait(), self.feed.finished.wait(), self._books.failure)]
-        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts())]
+        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *([self._sharing.run()] if self._sharing else []))]
         try:
             await _first(endings, loops)
             if self.feed.finished.is_set():
@@ -108,11 +120,7 @@ class Gateway:
         """Renders, checks that they are the run's, opens leasing. Raises ValueError."""
         try:
             found = await asyncio.to_thread(catalog.load, self._config, self._folder, self._config.run_dir / "resolved" / "prompts.msgpack")
-            if self.feed.fingerprint:
-                prompts.check_fingerprint(self.feed.fingerprint, found.fingerprint, self._config.data.prompts)
-            else:
-                founding.keep(self._config.run_dir, self._founding)
-                self.feed.note_prompts(found.fingerprint)
+            self._settle_data(found)
         except ValueError as error:
             self._shelf.fail(error)
             raise
@@ -120,6 +128,22 @@ class Gateway:
         self._shelf.put(found)
         self._books.bell.ring()
         await asyncio.Event().wait()  # a loop that ends is taken for a failure
+
+    def _settle_data(self, found: catalog.Catalog) -> None:
+        """The account learns what it is to keep of the data. Raises ValueError where the data are others than the run began with."""
+        began, ledger, changes = self.feed.fingerprint, self._books.ledger, self._config.data.on_change == "restart"
+        if began and not changes:
+            prompts.check_fingerprint(began, found.fingerprint, "the data of " + ", ".join(str(one.prompts) for one in self._config.data.sources.values()))
+        if not began:
+            founding.keep(self._config.run_dir, self._founding)
+        restart = bool(began) and began != found.fingerprint
+        if restart:
+            logger.warning("the data are not those the run began with (fingerprint %s, was %s): their passes begin anew, as data.on_change=restart says", found.fingerprint, began)
+            write_whole(self._config.run_dir / "resolved" / "data_began", str(ledger.next_seq))  # for the audit: rows of older groups are of other data
+        if (record := ledger.set_data(found.rules, restart=restart)) is not None:
+            self._books.commit(record)
+        if began != found.fingerprint:
+            self.feed.note_prompts(found.fingerprint)
 
     async def _let_replicas_leave(self, stopping: asyncio.Event) -> None:
         now_s = asyncio.get_running_loop().time
@@ -135,7 +159,7 @@ class Gateway:
         await self._server.stop(STOP_GRACE_S)
         self._clock.save()
         await self._journal.close()
-        self._snapshots.remove_all(SNAPSHOTS / f"headrace-{self.run_id}")
+        self._snapshots.remove_all(snapshot_root(self.run_id))
 
     def _make_feed(self, recovered: Recovered, checkpoints: Path) -> Feed:
         config = self._config
@@ -144,13 +168,14 @@ class Gateway:
         batches = Batches(
             self._books, self._attendance, self._shelf, saving,
             num_steps=config.steps, seed=config.seed, shuffle_rewards=config.control == "shuffled_rewards", is_over=self._is_over,
+            alone_s=None if config.lease.alone_minutes is None else 60 * config.lease.alone_minutes,
         )  # fmt: skip
         return Feed(
             books=self._books,
             recovered=recovered,
             attendance=self._attendance,
             batches=batches,
-            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl")),
+            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl"), generating_share=config.push.generating_share),
             published=self._snapshots,
             saving=saving,
             checkpoints=checkpoints,
@@ -164,6 +189,7 @@ class Gateway:
             desk=self._desk,
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
             snapshots=self._snapshots,
+            fetches=Fetches(self._snapshots, self._deltas, self._attendance),
             status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused),
             encode=wire.lease_encoder(self._config),
         )
@@ -200,6 +226,8 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
+        zero_signals={name: one.zero_signal for name, one in config.data.sources.items() if one.zero_signal is not None},
     )
 
 

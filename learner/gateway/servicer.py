@@ -7,9 +7,10 @@ from typing import Any
 
 from learner.gateway import wire
 from learner.gateway.attendance import Attendance
+from learner.gateway.fetches import Fetches
 from learner.gateway.leases import LeaseDesk, Loan
 from learner.gateway.refusals import answering
-from learner.gateway.snapshots import Snapshots
+from learner.gateway.snapshots import Snapshots, patient
 from learner.gateway.status import Status
 from learner.gateway.submissions import Receipt, Submissions
 from protos.learner.v1alpha1 import learner_pb2 as pb
@@ -21,12 +22,13 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """What actors call."""
 
     def __init__(
-        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, status: Status, encode: Callable[[Loan], pb.Lease]
+        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan], pb.Lease]
     ) -> None:
         self._attendance = attendance
         self._desk = desk
         self._submissions = submissions
         self._snapshots = snapshots
+        self._fetches = fetches
         self._status = status
         self._encode = encode
 
@@ -48,8 +50,9 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     @answering
     async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Any) -> None:
-        async for part in self._snapshots.read_newest():
-            await context.write(wire.weights(part))
+        write = patient(context.write)
+        if not await self._fetches.send_changes(request, write):
+            await self._snapshots.send_newest(lambda part: write(wire.weights(part)))
 
     @answering
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:

@@ -150,7 +150,7 @@ async def test_a_replica_that_fails_twice_in_a_row_is_left_out_and_status_says_w
         assert await next_version(trainer) == 3
         assert list((await trainer.begin(3)).members) == []
         status = await a.stub.GetStatus(pb.GetStatusRequest())
-        assert "left out of weight updates after 2 failures in a row" in status.replicas[0].detail and "bad digest in wte" in status.replicas[0].detail
+        assert status.replicas[0].quarantined and "left out of pushes after 2 failures in a row" in status.replicas[0].detail and "bad digest in wte" in status.replicas[0].detail
 
 
 async def test_a_replica_that_has_the_version_is_not_asked(tmp_path: Path) -> None:
@@ -185,3 +185,18 @@ async def test_every_published_version_is_announced(tmp_path: Path) -> None:
         assert await next_version(trainer) == 2
         assert (await a.order("published")).version == 2
         await eventually(lambda: not a.call.done())
+
+
+async def test_a_replica_that_says_it_has_a_version_of_the_future_counts_as_having_none_and_is_pushed_to(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "a") as (trainer, (a,)):
+        await a.leave()
+        a = Actor(a.address, a.config, "a", incarnation=2)
+        await a.attend(loaded_version=57)  # version 1 is the newest
+        await a.report(0, 58, pb.UPDATE_PHASE_LOADED)
+        assert not await a.lease(wait_s=0.3)  # what it would sample from is not known
+        replica = (await a.stub.GetStatus(pb.GetStatusRequest())).replicas[0]
+        assert replica.loaded_version == 0 and replica.detail == "says that it has loaded version 57, the newest published is 1: counted as none"
+        begin = asyncio.create_task(trainer.begin(1))
+        await prepared(a)
+        assert list((await begin).members) == ["a"]
+        await a.leave()
