@@ -43,6 +43,7 @@ class RolloutConfig(BaseModel):
     exit_when_finished: bool = Field(True, description="leave with 0 when the learner says the run is over")
     security: SecurityConfig = SecurityConfig()
     score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")
+    score_groups: bool = Field(False, description="score the samples of a prompt together, once all are drawn: for scorers that compare them")
 
     @model_validator(mode="after")
     def _contradictions(self) -> RolloutConfig:
