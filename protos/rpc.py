@@ -56,6 +56,7 @@ _DEADLINES_S: dict[str, float | None] = {
     "Drain": 3600.0,
     "Score": None,
     "ScoreBatch": None,
+    "ScoreGroup": 3600.0,
     "ListScorers": 5.0,
     "Check": 5.0,
 }

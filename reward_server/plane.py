@@ -16,8 +16,9 @@ from functools import partial
 from reward_server.cache.flights import Flights, Passenger
 from reward_server.cache.memory import MemoryCache
 from reward_server.cache.shared import SharedCache
+from reward_server.group_scorers import GroupScorer, ask_each
 from reward_server.outcome import Outcome, Scored, Unscored
-from reward_server.scorer import Answer, Scorer, Tally, Work
+from reward_server.scorer import Answer, Group, GroupAnswer, Scorer, Tally, Work
 from reward_server.scorers_at_work import ScorersAtWork
 
 
@@ -59,6 +60,14 @@ class Plane:
     def submit(self, name: str, work: Work, answer: Answer) -> None:
         """`answer` is called once on this loop, unless the owner is forgotten."""
         self._submit(self._at_work, name, work, answer)
+
+    def submit_group(self, name: str, group: Group, answer: GroupAnswer) -> None:
+        """As `submit`, for all samples of a prompt: one outcome for each, at once when all are there."""
+        scorer = self._at_work.scorers.get(name)
+        if isinstance(scorer, GroupScorer):
+            scorer.submit_group(group, partial(_counted_each, self.tallies[name], answer))
+        else:
+            ask_each(partial(self.submit, name), group, answer)
 
     def forget(self, owner: Hashable) -> None:
         """Drops an owner's items and stops the work on them, unless others wait for the same."""
@@ -112,6 +121,12 @@ class Plane:
             if self.caches.shared is not None:
                 self.caches.shared.put(key, outcome)
         self.flights.land(key, outcome)
+
+
+def _counted_each(tally: Tally, answer: GroupAnswer, outcomes: tuple[Outcome, ...]) -> None:
+    for outcome in outcomes:
+        tally.count(outcome)
+    answer(outcomes)
 
 
 def _counted(tally: Tally, answer: Answer, outcome: Outcome) -> None:

@@ -22,7 +22,7 @@ from reward_server import channel, rules
 from reward_server.accounts import Account, Limits, ScorerSpec, Told
 from reward_server.fleet import Fleet
 from reward_server.lanes import Item, Lanes
-from reward_server.outcome import Outcome, Unscored
+from reward_server.outcome import Answered, Outcome, Unscored
 from reward_server.process import ScorerProcess
 from reward_server.rules import Verdict
 
@@ -64,7 +64,7 @@ class Pool:
         await self._fleet.start_first()
 
     def submit(
-        self, *, scorer: int, owner: Hashable, prompt: str, completion: str, fields: bytes, answer: Callable[[Outcome], None]
+        self, *, scorer: int, owner: Hashable, prompt: str, completion: str | list[str], fields: bytes, answer: Callable[[Answered], None]
     ) -> None:
         """Queues a call; `answer` is called once on this loop. Unbounded: the caller bounds what it has pending."""
         item = Item(seq=next(self._seqs), scorer=scorer, owner=owner, prompt=prompt, completion=completion, fields=fields, answer=answer)
@@ -174,7 +174,7 @@ class Pool:
             self._idle.append(process)
             self._dispatch_soon()
 
-    def _conclude(self, item: Item, outcome: Outcome) -> None:
+    def _conclude(self, item: Item, outcome: Answered) -> None:
         if item.gone:
             return
         self.accounts[item.scorer].count(outcome)

@@ -27,6 +27,7 @@ from rollout_server.replica import CHECK_S, Replica
 from rollout_server.scoring import Scoring
 from rollout_server.servicer import RolloutServicer
 from rollout_server.submitting import Submitting
+from rollout_server.together import GroupScoring
 from rollout_server.tokens import Tokens
 from rollout_server.weights.driver import UpdateDriver
 from rollout_server.weights.fetching import FolderSource, LearnerSource, Source
@@ -169,6 +170,9 @@ class Service:
             channel = await stack.enter_async_context(rpc.channel(self._config.learner))
             stub = learner_pb2_grpc.LearnerServiceStub(channel)
             scoring = Scoring(self._config.rewards, timeout_s=self._config.score_timeout_s)
+            grouped = GroupScoring(self._config.rewards, timeout_s=self._config.score_timeout_s) if self._config.score_groups else None
+            if grouped is not None:
+                stack.push_async_callback(grouped.close)
             submitting = Submitting(stub)
 
             def welcomed(welcome: learner_pb2.Welcome) -> None:
@@ -178,7 +182,7 @@ class Service:
                 source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
             )  # fmt: skip
             self.actor = Actor(
-                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who
+                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who, group_scoring=grouped
             )  # fmt: skip
             attending = asyncio.create_task(membership.attend())
             acting = asyncio.create_task(self.actor.run())

@@ -226,7 +226,7 @@ def limits_of(config: LearnerConfig) -> Limits:
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
-        zero_signals={name: one.zero_signal for name, one in config.data.sources.items() if one.zero_signal is not None},
+        zero_signals={name: config.zero_signal_of(name) for name in config.data.sets},
     )
 
 

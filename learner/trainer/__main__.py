@@ -30,10 +30,11 @@ from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
 from learner.trainer.model import load_policy
-from learner.trainer.objective import make_objective
+from learner.trainer.objective import objective_of_run
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
+from learner.trainer.shaping import shaping_of
 from learner.trainer.world import Place, World, joined, resolve_device
 from learner.weights.push import Pusher, store_host
 from learner.weights.snapshot import SnapshotWriter
@@ -114,7 +115,7 @@ def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
 def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, stop: threading.Event) -> int:
     """Sets everything up, trains, and ends in good order."""
     try:
-        objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
+        objective = objective_of_run(config)
         policy = load_policy(
             model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
             engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
@@ -150,7 +151,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
         saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions), limit_s=config.checkpoint.save_s),
-        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
+        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,
     )

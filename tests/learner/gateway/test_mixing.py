@@ -59,6 +59,30 @@ def test_the_end_of_a_pass_neither_loses_nor_repeats_a_prompt() -> None:
     assert twice.batches == [[0, 1], [2, 0], [1, 2]] and not twice.open()
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=2, max_size=4))
+def test_shares_are_as_exact_from_the_moment_that_a_set_ends(sets: list[tuple[int, int]]) -> None:
+    """(weight, prompts) of sets of one pass; between two ends the rest have their shares of what was given since the first of the two."""
+    names = [f"s{n}" for n in range(len(sets))]
+    data = {"shuffle": False, "epochs": 1, "sets": {name: {"prompts": "x", "weight": weight} for name, (weight, _) in zip(names, sets, strict=True)}}
+    run = Run(data=data, sets={name: prompts(num) for name, (_, num) in zip(names, sets, strict=True)})
+    run.fill(1000)
+    left = {name: num for name, (_, num) in zip(names, sets, strict=True)}
+    counts, ended = Counter(dict.fromkeys(names, 0)), list[str]()
+    for record in run.records:
+        if record["type"] != "opened":
+            continue
+        if found := record.get("pick", {}).get("ended"):
+            ended += found
+            counts = Counter(dict.fromkeys(names, 0))
+        counts[record["data_set"]] += 1
+        left[record["data_set"]] -= 1
+        shares = {name: weight for name, (weight, _) in zip(names, sets, strict=True) if name not in ended}
+        bound = 1 - Fraction(1, 2 * len(shares) - 2) if len(shares) > 1 else Fraction(0)
+        assert all(abs(counts[name] - Fraction(counts.total() * weight, sum(shares.values()))) <= bound for name, weight in shares.items())
+    assert not any(left.values())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_that_is_killed_now_and_then_gets_the_prompts_of_an_unbroken_one(seed: int) -> None:
     data = {
