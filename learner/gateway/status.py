@@ -16,7 +16,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str, catalog: Catalog | None = None) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str, num_refused: int = 0, catalog: Catalog | None = None) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -38,6 +38,7 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         alarm=alarm,
         data_sets=_data_sets(ledger, catalog) if catalog else [],
         num_kept_flat=ledger.account.num_kept_flat,
+        num_refused=num_refused,
     )
 
 
