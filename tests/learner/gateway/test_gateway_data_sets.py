@@ -25,7 +25,7 @@ def two_sets(folder: Path, **changes: Any) -> LearnerConfig:
 
 
 async def test_groups_carry_their_sets_name_size_and_length_all_the_way(tmp_path: Path) -> None:
-    config = two_sets(tmp_path)
+    config = two_sets(tmp_path, staleness={"max_staleness": 2})
     async with running(config) as gateway:
         address = f"127.0.0.1:{gateway.port}"
         trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
