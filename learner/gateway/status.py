@@ -48,10 +48,10 @@ def _data_sets(ledger: Ledger, catalog: Catalog) -> list[pb.GetStatusResponse.Da
         pb.GetStatusResponse.DataSet(
             name=name,
             num_prompts=chooser.num_prompts,
-            num_given=history.of(name).given,
-            ended=history.of(name).ended or chooser.next(history.of(name), ledger.step) is None,
-            prompts_by_class=chooser.counts(history.of(name)),
-            counters=history.of(name).counters if history.of(name).rules.tracked else {},
+            num_given=history.look(name).given,
+            ended=history.look(name).ended or chooser.next(history.look(name), ledger.step) is None,
+            prompts_by_class=chooser.counts(history.look(name)),
+            counters=history.look(name).counters if history.look(name).rules.tracked else {},
         )
         for name, chooser in catalog.picker.choosers.items()
     ]
