@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from learner.config import LearnerConfig
 from protos.mistakes import check_address, one_line
+from protos.security import resolve
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -27,7 +28,17 @@ def contradictions(
         *_numbers(learner, rollout),
         *_files(learner),
         *_gpus(learner, rollout, placement),
+        *_security(learner),
     ]
+
+
+def _security(learner: LearnerConfig) -> Iterator[str]:
+    try:
+        resolve(learner.security, address=learner.address)
+    except ValueError as error:
+        yield str(error)
+    if learner.security.certificate is not None and learner.security.ca is None:
+        yield f"security.certificate={learner.security.certificate} without ca: the services of a run call each other, and would trust none of them; give ca"
 
 
 def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:

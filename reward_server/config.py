@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from protos.security import SecurityConfig
 from reward_server.combine_config import CombineConfig, check_names, names_in
 from reward_server.endpoint_config import GrpcConfig, HttpConfig
 from reward_server.group_config import GroupConfig
@@ -84,6 +85,8 @@ class RewardConfig(BaseModel):
     scorers: tuple[ScorerConfig, ...] = Field(description="at least one")
     default: str = Field("", description="scorer of requests that name none; empty: the first")
     cache: CacheConfig = CacheConfig()
+    security: SecurityConfig = SecurityConfig()
+    pass_env: tuple[str, ...] = Field((), description="environment variables that scorer processes see although they are called like credentials")
     workers: Count = Field(1, description="scorer processes that work at once")
     spares: int = Field(1, ge=0, description="further processes kept ready to take the place of one that is slow or dead")
     max_slow: Count = Field(8, description="calls of one scorer that may outlast patience_s at once; its next ones wait, other scorers' do not")

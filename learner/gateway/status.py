@@ -15,7 +15,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str, num_refused: int = 0) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -35,6 +35,7 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         run_dir=str(config.run_dir),
         finished=finished,
         alarm=alarm,
+        num_refused=num_refused,
     )
 
 
