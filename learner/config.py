@@ -14,6 +14,7 @@ from learner.presets import PRESETS, with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
 from learner.set_algorithms import algorithm_of_set
+from protos.security import SecurityConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -55,6 +56,8 @@ class FilterConfig(Section):
     min_usable: int = Field(2, ge=1, description="usable samples below which a group is dropped")
     unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
+    max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
+    then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
 
 
@@ -156,6 +159,7 @@ class LearnerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -220,6 +224,11 @@ class LearnerConfig(Section):
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
             raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
+        filters = self.filter
+        if filters.max_flat_a_step is not None and not any(self.zero_signal_of(name) for name in self.data.sources):
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} without zero_signal: no group is dropped for that; set filter.zero_signal=true, or leave it out")
+        if filters.max_flat_a_step is not None and filters.then == "train" and filters.max_flat_a_step >= filters.max_consecutive_drops:
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} is not under max_consecutive_drops={filters.max_consecutive_drops}: the run would end before a batch is filled; use a smaller one, or raise max_consecutive_drops")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:
