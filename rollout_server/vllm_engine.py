@@ -1,9 +1,9 @@
 """vLLM behind the seam: draws tokens with exact version spans, and takes weight updates while requests run.
 
-    commit:  pause ─ apply ─ flush (or salt) ─ settle ─ version ─ resume
+    commit:  pause ─ apply ─ flush (or salt) ─ version ─ resume
 
-Nothing is drawn between pause and resume. `settle` makes the count of tokens that each request has drawn final
-(vllm_accounting.py), so that the switch of versions is exact. With in_flight=recompute the flush also throws away the
+Nothing is drawn between pause and resume, so that the counts of tokens that each request has drawn (vllm_accounting.py) are
+final and the switch of versions is exact. With in_flight=recompute the flush also throws away the
 running requests' KV, which vLLM recomputes under the new weights; with keep it stays, and the prefix cache is salted
 by version, so that no later request finds KV of older weights.
 """
@@ -243,8 +243,8 @@ class VllmEngine:
         return CommitTimes(pause_s=watch.total_s, pieces_s=watch.pieces_s)
 
     async def _apply(self, version: int, end_s: float, watch: Stopwatch) -> None:
-        """The scheduler rests. Weights are applied while what was drawn before is still being counted."""
-        settling = asyncio.ensure_future(self._guarded(self._settle(version), end_s - time.monotonic()))
+        """The scheduler rests."""
+        labelling = asyncio.ensure_future(self._label(version))
         try:
             if self._config.apply_updates:
                 await self._rpc("headrace_apply", timeout_s=end_s - time.monotonic())
@@ -254,21 +254,18 @@ class VllmEngine:
                 if flushed is False:
                     raise RuntimeError("vLLM refused to flush its prefix cache")
             watch.lap("flush")
-            await settling
-            watch.lap("settle")
+            await self._guarded(labelling, end_s - time.monotonic())
         finally:
-            settling.cancel()
+            labelling.cancel()
         self._switch(version)
         watch.lap("version")
         await self._resume()
         watch.lap("resume")
 
-    async def _settle(self, version: int) -> None:
-        """Every token drawn before the pause is counted, and vLLM's own label (from 0.32 on) is the new version's."""
-        assert self._accounting is not None
+    async def _label(self, version: int) -> None:
+        """vLLM's own label, from 0.32 on."""
         if hasattr(self._engine, "update_weight_version"):
             await self._engine.update_weight_version(str(version))
-        await self._accounting.settle()
 
     async def _resume(self) -> None:
         if self._engine is not None and not self._engine.errored:

@@ -129,7 +129,7 @@ async def test_an_update_mid_generation_draws_before_it_from_old_weights_and_aft
     await weights.commit(version)
     await asyncio.gather(*[sample.task for sample in samples])
     new = reference.load(weights.served)
-    assert engine.last_commit == ("pause", "apply", "flush", "settle", "version", "resume")  # faults.md 30
+    assert engine.last_commit == ("pause", "apply", "flush", "version", "resume")  # faults.md 30
     for sample in samples:
         assert sample.last is not None and sample.last.finish == "length" and len(sample.ids) == 400
         before, after = sample.last.spans
