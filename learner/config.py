@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
+from learner.evaluation_config import MIN_TEMPERATURE, EvaluationConfig
 from learner.presets import with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
@@ -15,7 +16,6 @@ from learner.section import Section as Section
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
-MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
 
 
 class DataConfig(Section):
@@ -153,6 +153,7 @@ class LearnerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+    evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 
     @model_validator(mode="before")
     @classmethod

@@ -50,12 +50,13 @@ class Decision:
 class Batches:
     """num_steps: policy steps of the whole run. `is_over()`: whether the time is up or the run was finished.
 
+    `may_end(policy_step)`: whether nothing keeps the run from ending at its last step, as an evaluation does.
     ask_cut: set by the feed; journals that a cut of the newest step is wanted.
     """
 
     def __init__(
         self, books: Books, attendance: Attendance, shelf: Shelf, saving: Saving,
-        *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool],
+        *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool], may_end: Callable[[int], bool] = lambda _: True,
     ) -> None:  # fmt: skip
         self._books = books
         self._attendance = attendance
@@ -64,6 +65,7 @@ class Batches:
         self._seed = seed
         self._shuffle_rewards = shuffle_rewards
         self._is_over = is_over
+        self._may_end = may_end
         self._saving = saving
         self.ask_cut: Callable[[], Awaitable[None]] | None = None
         self._meter = Meter()
@@ -101,11 +103,12 @@ class Batches:
             if ledger.published is not None and ledger.step == policy_step:
                 if ledger.exhausted:
                     raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted)
-                if self._is_end(policy_step):
+                is_end = self._is_end(policy_step)
+                if is_end and self._may_end(policy_step):
                     return self._decision(policy_step, None, num_ranks, loop.time() - asked_s)
                 if (order := await self._order(policy_step, num_ranks, loop.time() - asked_s)) is not None:
                     return order
-                if not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
+                if not is_end and not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
                     faultpoints.point("after_plan_before_answer")
                     return self._decision(policy_step, plan, num_ranks, loop.time() - asked_s)
             await self._books.bell.wait(CLOCK_S)

@@ -14,6 +14,8 @@ from typing import Any
 
 from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
+from learner.gateway.evaluation import parsed
+from learner.gateway.evaluation_desk import EvaluationDesk
 from learner.gateway.trajectories import facts_of
 from protos import faultpoints
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -39,7 +41,8 @@ Item = tuple[list[Receipt], "asyncio.Future[Any]"] | BaseException | None  # the
 class Submissions:
     """One intake for all callers. vocabulary: number of token ids of the model."""
 
-    def __init__(self, books: Books, shelf: Shelf, *, run_id: str, vocabulary: int) -> None:
+    def __init__(self, books: Books, shelf: Shelf, *, run_id: str, vocabulary: int, evaluation: EvaluationDesk | None = None) -> None:
+        self._evaluation = evaluation
         self._books = books
         self._shelf = shelf
         self._run_id = run_id
@@ -83,6 +86,9 @@ class Submissions:
         """Accounts one sample; its record is queued for the disk. Raises ValueError when it is malformed."""
         if run_id != self._run_id:
             raise ValueError(f"sample ({trajectory.group_id}, {trajectory.sample_index}) belongs to run {run_id or 'empty'}, this is {self._run_id}; attend again")
+        if self._evaluation is not None and parsed(trajectory.group_id) is not None:
+            status, detail = await self._evaluation.take(trajectory)
+            return Receipt(group_id=trajectory.group_id, sample_index=trajectory.sample_index, status=status, detail=detail)
         ledger, key = self._books.ledger, (trajectory.group_id, trajectory.sample_index)
         group = ledger.group(trajectory.group_id)
         catalog = await self._shelf.wait() if group is not None else None
