@@ -98,9 +98,9 @@ def _numbers(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
 
 def _files(learner: LearnerConfig) -> Iterator[str]:
     prompts = learner.data.prompts
-    if not prompts.is_file():
-        yield f"learner.data.prompts={str(prompts)!r}: no such file (seen from {Path.cwd()}); give the path of a JSONL file"
-    elif prompts.stat().st_size == 0:
+    if learner.data.format != "hub" and not prompts.exists():
+        yield f"learner.data.prompts={str(prompts)!r}: no such file (seen from {Path.cwd()}); give the path of a JSONL or Parquet file, or with learner.data.format=hub an id on the hub"
+    elif prompts.is_file() and prompts.stat().st_size == 0:
         yield f"learner.data.prompts={str(prompts)!r}: the file is empty; give one with a JSON object a line"
     model = Path(learner.model).expanduser()
     if learner.model.startswith(("/", ".", "~")) and not (model / "config.json").is_file():

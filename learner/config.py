@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
+from learner.data_config import DataConfig as DataConfig
 from learner.evaluation_config import MIN_TEMPERATURE, EvaluationConfig
 from learner.presets import with_preset
 from learner.section import Count, Seconds
@@ -16,21 +17,6 @@ from learner.section import Section as Section
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
-
-
-class DataConfig(Section):
-    """Prompts: one JSON object a line."""
-
-    prompts: Path = Field(description="JSONL file")
-    prompt_field: str = Field("prompt", description="field with the prompt: a string, or a list of chat messages")
-    id_field: str = Field("", description="field with a stable id; empty: the line number")
-    template: Literal["chat", "raw"] = Field("chat", description="chat: the model's chat template; raw: the string as it is")
-    system: str | None = Field(None, description="system message put before the prompt; None: none")
-    suffix: str = Field("", description="appended to a string prompt before the template")
-    max_prompt_tokens: Count | None = Field(None, description="longest prompt; None: what the model allows")
-    overlong: Literal["refuse", "drop"] = Field("refuse", description="refuse: the run does not start; drop: counted and left out")
-    shuffle: bool = True
-    epochs: Count | None = Field(None, description="passes over the prompts; None: until `steps`")
 
 
 class SamplingConfig(Section):
@@ -91,6 +77,13 @@ class TrainerConfig(Section):
     served_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of pushed weights")
     row_tokens: Count = Field(2048, description="token budget of one packed row")
     share_prefix: bool = Field(True, description="a prompt is computed once for the samples of its group in a row")
+    attention: Literal["auto", "flex", "pieces"] = Field("auto", description="flex: one kernel that skips what the mask hides (CUDA); pieces: small dense attentions; auto: flex on CUDA")
+    compile: bool | None = Field(None, description="each layer by itself, CUDA only; None: wherever flex attention is used")
+    recompute: Literal["none", "selective", "full"] = Field("none", description="layers whose activations are thrown away and computed again in the backward pass")
+    recompute_every: Count = Field(2, description="of selective: one layer in so many")
+    head_dtype: Literal["compute", "float32"] = Field("compute", description="of the logits: rounded to compute_dtype, or not")
+    freeze: tuple[str, ...] = Field((), description="patterns (regular expressions) of parameter names that are not trained")
+    offload: bool = Field(False, description="weights, gradients and optimizer state rest in CPU memory, CUDA only")
 
 
 class KeepBest(Section):
@@ -122,11 +115,16 @@ class JournalConfig(Section):
 class PushConfig(Section):
     """Weight updates."""
 
-    transport: Literal["auto", "gloo", "nccl", "grpc"] = "auto"
+    transport: Literal["auto", "gloo", "nccl", "ipc", "grpc", "folder"] = Field("auto", description="auto: nccl between GPUs, ipc on one GPU, gloo on CPUs; grpc: replicas fetch; folder: they read push.folder")
     bucket_bytes: int = Field(512 << 20, ge=1024)
     prepare_s: Seconds = Field(5.0, description="replicas that have not answered by then are left out of an epoch")
     collective_timeout_s: Seconds = Field(60.0, description="any one collective gives up after this")
     deadline_s: Seconds = Field(300.0, description="a whole epoch gives up after this")
+    folder: str = Field("", description="shared path or URL on which every version is published for replicas that cannot be reached; empty: none")
+    max_roots: Count = Field(8, description="trainer ranks that talk to the replicas; at least one on every machine")
+    verify: Literal["off", "digest", "logprobs"] = Field("digest", description="off: coverage alone; digest: every slice; logprobs: also a probe prompt's log-probs after each update")
+    dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field({}, description="exceptions from trainer.served_dtype, by pattern of tensor names")
+    generating_share: float = Field(0.0, ge=0, lt=1, description="share of the replicas that go on drawing while others apply; 0: all apply at once")
 
 
 class LearnerConfig(Section):
@@ -208,8 +206,10 @@ class LearnerConfig(Section):
         least = (staleness.max_staleness + 2) * self.groups_per_step
         if self.journal.max_groups < least:
             raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
-        if self.push.transport == "nccl" and self.trainer.device == "cpu":
-            raise ValueError("push.transport=nccl with trainer.device=cpu: NCCL moves memory of GPUs only; use transport auto or gloo, or device: cuda")
+        if self.push.transport in ("nccl", "ipc") and self.trainer.device == "cpu":
+            raise ValueError(f"push.transport={self.push.transport} with trainer.device=cpu: {self.push.transport} moves memory of GPUs only; use transport auto or gloo, or device: cuda")
+        if self.push.transport == "folder" and not self.push.folder:
+            raise ValueError("push.transport=folder with an empty push.folder: versions would be published nowhere; give the shared path, and the same as rollout.weights_folder")
         if self.lease.silence_s <= self.lease.heartbeat_s:
             raise ValueError(f"lease.silence_s={self.lease.silence_s} is not more than heartbeat_s={self.lease.heartbeat_s}: every replica would count as gone; use several heartbeats")
         return self

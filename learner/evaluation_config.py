@@ -15,6 +15,7 @@ class EvaluationConfig(Section):
     """Evaluation beside training. The model's template, system message and suffix are those of `data`."""
 
     prompts: Path = Field(description="held-out prompts, read as data.prompts is")
+    split: str | None = Field(None, description="of saved and hub; None: data.split")
     every_steps: Count | None = Field(10, description="a policy step that is a multiple of it is evaluated; None: only at_start and at_end")
     at_start: bool = Field(True, description="evaluate policy step 0")
     at_end: bool = Field(True, description="evaluate the last policy before the run ends")

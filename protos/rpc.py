@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.mistakes import check_address
+from protos.security import OPEN, Security, is_loopback
+
+__all__ = ["OPEN", "Security", "Server", "blocking_channel", "channel", "deadline_s", "is_loopback", "is_transient", "retry"]
 
 MAX_MESSAGE_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
@@ -64,33 +64,6 @@ _DEADLINES_S: dict[str, float | None] = {
 def deadline_s(method: str) -> float | None:
     """Deadline of a method in seconds. Raises KeyError for a method that is not in the table."""
     return _DEADLINES_S[method]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Security:
-    """Credentials of one side. All empty: plain text without a token.
-
-    Example: `Security(token="s3cret", ca=Path("ca.pem"))` on a client of a TLS server.
-    """
-
-    token: str = ""  # empty: no token is sent or asked for
-    certificate: Path | None = None  # server: its chain, PEM
-    key: Path | None = None  # server: its private key, PEM
-    ca: Path | None = None  # client: whom to trust, PEM
-
-
-OPEN = Security()
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `host:port` can only be reached from this machine."""
-    host = address.rsplit(":", 1)[0].strip("[]")
-    if host == "localhost" or address.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def channel(address: str, security: Security = OPEN) -> grpc.aio.Channel:

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from protos import mistakes, rpc
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
-from reward_server.accounts import Limits, ScorerSpec
+from reward_server import wiring
 from reward_server.config import RewardConfig
-from reward_server.pool import Pool
+from reward_server.plane import Plane
 from reward_server.servicer import RewardServicer
 
 log = logging.getLogger("headrace.reward_server.main")
@@ -44,39 +44,24 @@ def load_config(path: Path) -> RewardConfig:
         raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from None
 
 
-def build(config: RewardConfig, folder: Path) -> tuple[Pool, RewardServicer]:
-    """The wiring: a pool whose processes import user modules from `folder`, and its servicer."""
-    specs = [ScorerSpec(name=each.name, use=each.use, args=each.args, limit_s=each.limit_s) for each in config.scorers]
-    limits = Limits(
-        workers=config.workers,
-        spares=config.spares,
-        max_slow=config.max_slow,
-        patience_s=config.patience_s,
-        memory_bytes=config.memory_bytes,
-        load_limit_s=config.load_limit_s,
-    )
-    pool = Pool(specs, limits, folder=folder)
-    default = config.default or config.scorers[0].name
-    return pool, RewardServicer(pool, default=default, max_pending=config.max_pending, max_pending_bytes=config.max_pending_bytes)
-
-
 async def serve(config: RewardConfig, address_file: Path | None) -> None:
     """Runs until SIGTERM or SIGINT. Raises ValueError for a user's mistake: an address in use, a scorer that cannot be loaded."""
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    pool, servicer = build(config, Path.cwd())
+    plane = Plane(wiring.scorers(config, Path.cwd()), default=config.default or config.scorers[0].name, caches=wiring.caches(config.cache))
+    servicer = RewardServicer(plane, max_pending=config.max_pending, max_pending_bytes=config.max_pending_bytes)
     server = rpc.Server(config.address, [lambda grpc_server: add_RewardServiceServicer_to_server(servicer, grpc_server)])
     try:
         await server.start()
-        if await _unless_told(pool.start(), told):
+        if await _unless_told(plane.start(), told):
             await server.ready()
             _announce(config, server.port, address_file)
             await told.wait()
             servicer.drain()
     finally:
         await server.stop(config.grace_s)
-        await pool.stop()
+        await plane.stop()
 
 
 async def _unless_told(work: Coroutine[Any, Any, None], told: asyncio.Event) -> bool:

@@ -35,6 +35,19 @@ class Limits:
     load_limit_s: float = 120.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What a process says of a scorer that it has loaded.
+
+    Example: `Told(description="Counts words.", is_async=False, version="3f2a", is_deterministic=True)`
+    """
+
+    description: str
+    is_async: bool
+    version: str  # digest of the file that the function is defined in; empty: there is none
+    is_deterministic: bool
+
+
 @dataclass(kw_only=True, slots=True)
 class Account:
     """What the pool knows of one scorer."""
@@ -42,6 +55,8 @@ class Account:
     spec: ScorerSpec
     description: str = ""
     is_async: bool = False
+    version: str = ""
+    is_deterministic: bool = True
     num_answered: int = 0  # unscored ones included
     num_unscored: int = 0
     num_busy: int = 0  # processes at its calls, without the slow ones

@@ -4,7 +4,7 @@ Service to process: first `[SCHEMA, memory_bytes, [[name, use, args, limit_s], .
 `[scorer_index, [[seq, prompt, completion, fields], ...]]` with fields a serialized Struct. While a batch is unanswered
 `[CANCEL, [seq, ...]]` may follow for calls that need not be made (each is still answered), and, where the scorer is
 async, further batches of it.
-Process to service: first `[SCHEMA, True, [[description, is_async], ...]]` or `[SCHEMA, False, what is wrong]`, then `[seq, None, value, parts]` or `[seq, reason, detail]` a call, and `[]` as a sign of life of an event loop.
+Process to service: first `[SCHEMA, True, [[description, is_async, version, is_deterministic], ...]]` or `[SCHEMA, False, what is wrong]`, then `[seq, None, value, parts]` or `[seq, reason, detail]` a call, and `[]` as a sign of life of an event loop.
 """
 
 from __future__ import annotations

@@ -2,22 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from reward_server.combine_config import CombineConfig, check_names
+from reward_server.endpoint_config import GrpcConfig, HttpConfig
 
 Count = Annotated[int, Field(ge=1)]
+KINDS = ("use", "http", "grpc", "combine")
 
 
 class ScorerConfig(BaseModel):
-    """One scorer: a built-in by name or a function by path."""
+    """One scorer: a function that runs here (`use`), a remote one (`http`, `grpc`), or one made of others (`combine`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1, description="what callers ask for")
-    use: str = Field(min_length=1, description='a built-in ("exact", "last_number", "reasoning_gym", ...) or "module:function"')
-    args: dict[str, str | int | float | bool] = Field(default_factory=dict, description="keyword arguments for every call")
-    limit_s: float = Field(10.0, gt=0, description="wall-clock limit of one call; its process is killed then")
+    use: str = Field("", description='a built-in ("exact", "last_number", "reasoning_gym", ...), an entry point, or "module:function"')
+    args: dict[str, JsonValue] = Field(default_factory=dict, description="keyword arguments for every call")
+    http: HttpConfig | None = Field(None, description="an endpoint that is POSTed JSON or msgpack")
+    grpc: GrpcConfig | None = Field(None, description="another reward server")
+    combine: CombineConfig | None = Field(None, description="a rule and the names of other scorers")
+    deterministic: bool = Field(True, description="false: the same item may score differently, so its scores are never cached")
+    version: str = Field("", description="part of what cached scores are kept under; change it when the scorer changes in a way that its own file and configuration do not show")
+    limit_s: float = Field(10.0, gt=0, description="wall-clock limit of one call; a process that runs it is killed then, a remote call is cancelled")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ScorerConfig:
+        given = [kind for kind in KINDS if getattr(self, kind)]
+        if len(given) != 1:
+            raise ValueError(f"scorer {self.name!r} has {' and '.join(given) or 'none'} of {', '.join(KINDS)}: exactly one says what scores; {'keep one' if given else 'add one, for instance use: exact'}")
+        if self.args and not self.use:
+            raise ValueError(f"scorer {self.name!r}: args belong to `use`; the others get none, remove them")
+        remote = self.http or self.grpc
+        if remote is not None and remote.attempt_s is not None and remote.attempt_s > self.limit_s:
+            raise ValueError(f"scorer {self.name!r}: attempt_s={remote.attempt_s:g} is more than limit_s={self.limit_s:g}: no attempt could take so long; use a smaller one")
+        return self
+
+
+class CacheConfig(BaseModel):
+    """Where scores that were computed before are kept (docs/rewards.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    backend: Literal["memory", "redis", "none"] = Field("memory", description="redis: shared by servers, beside memory")
+    max_bytes: int = Field(256 << 20, ge=1 << 16, description="of memory; what was not asked for longest goes first")
+    url: str = Field("", description="redis only: redis://HOST:PORT/NUMBER, without a password")
+    password_env: str = Field("", description="redis only: environment variable that holds its password")
+    password_file: Path | None = Field(None, description="redis only: file that holds its password")
+    ttl_s: int = Field(7 * 86400, ge=1, description="redis only: how long a score is kept")
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> CacheConfig:
+        if self.backend == "redis" and not self.url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError(f"cache.url={self.url!r} with backend=redis must be redis://HOST:PORT/NUMBER")
+        if "@" in self.url:
+            raise ValueError("cache.url holds a user or password, which would end in logs; give password_env or password_file")
+        if self.backend != "redis" and (self.url or self.password_env or self.password_file):
+            raise ValueError(f"cache.backend={self.backend} with a url or a password of Redis; set backend: redis, or remove them")
+        return self
 
 
 class RewardConfig(BaseModel):
@@ -28,6 +73,7 @@ class RewardConfig(BaseModel):
     address: str = Field("127.0.0.1:0", description="where RewardService listens; port 0 takes a free one")
     scorers: tuple[ScorerConfig, ...] = Field(description="at least one")
     default: str = Field("", description="scorer of requests that name none; empty: the first")
+    cache: CacheConfig = CacheConfig()
     workers: Count = Field(1, description="scorer processes that work at once")
     spares: int = Field(1, ge=0, description="further processes kept ready to take the place of one that is slow or dead")
     max_slow: Count = Field(8, description="calls of one scorer that may outlast patience_s at once; its next ones wait, other scorers' do not")
@@ -45,6 +91,7 @@ class RewardConfig(BaseModel):
         names = [scorer.name for scorer in self.scorers]
         if len(set(names)) != len(names):
             raise ValueError(f"scorers: names must differ, got {names}")
+        check_names({each.name: each.combine for each in self.scorers if each.combine is not None}, names)
         if self.default and self.default not in names:
             raise ValueError(f"default={self.default!r} is none of the scorers {names}; name one of them")
         return self

@@ -13,13 +13,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from reward_server.accounts import Told
 from reward_server.process import ScorerProcess
 
 log = logging.getLogger("headrace.reward_server.fleet")
 
 LONGEST_REST_S = 5.0
 SURPLUS_S = 30.0
-Told = list[tuple[str, bool]]  # (description, is_async) of each scorer, from a process that has loaded them
 
 
 class Fleet:
@@ -36,7 +36,7 @@ class Fleet:
         load_limit_s: float,
         wanted: Callable[[], int],
         make: Callable[[], ScorerProcess],
-        on_ready: Callable[[ScorerProcess, Told], None],
+        on_ready: Callable[[ScorerProcess, list[Told]], None],
         on_failure: Callable[[str], None],
     ) -> None:
         self._hello = hello

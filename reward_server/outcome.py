@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-Reason = Literal["timeout", "error", "non_finite", "unavailable", "refused"]
+Reason = Literal["timeout", "error", "non_finite", "unavailable", "refused", "bad_reference", "overloaded", "breaker_open"]
 
 MAX_DETAIL_CHARS = 2000
 MAX_PARTS = 64

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from reward_server import channel, rules
-from reward_server.accounts import Account, Limits, ScorerSpec
-from reward_server.fleet import Fleet, Told
+from reward_server.accounts import Account, Limits, ScorerSpec, Told
+from reward_server.fleet import Fleet
 from reward_server.lanes import Item, Lanes
 from reward_server.outcome import Outcome, Unscored
 from reward_server.process import ScorerProcess
@@ -90,9 +90,10 @@ class Pool:
     def _num_wanted(self) -> int:
         return self._limits.workers + self._limits.spares + sum(account.num_slow for account in self.accounts)
 
-    def _on_ready(self, process: ScorerProcess, told: Told) -> None:
-        for account, (description, is_async) in zip(self.accounts, told, strict=True):
-            account.description, account.is_async = description, is_async
+    def _on_ready(self, process: ScorerProcess, told: list[Told]) -> None:
+        for account, said in zip(self.accounts, told, strict=True):
+            account.description, account.is_async = said.description, said.is_async
+            account.version, account.is_deterministic = said.version, said.is_deterministic
         self._idle.append(process)
         self._dispatch_soon()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from reward_server import channel
+from reward_server.accounts import Told
 from reward_server.lanes import Item
 
 log = logging.getLogger("headrace.reward_server.process")
@@ -50,8 +51,8 @@ class ScorerProcess(asyncio.Protocol):
         self._output: asyncio.BaseTransport | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
-    async def start(self, hello: bytes, folder: Path, limit_s: float) -> list[tuple[str, bool]]:
-        """Spawns it and waits until its scorers are loaded: (description, is_async) of each.
+    async def start(self, hello: bytes, folder: Path, limit_s: float) -> list[Told]:
+        """Spawns it and waits until its scorers are loaded: what it says of each.
 
         Raises ValueError when a scorer cannot be loaded, ChildProcessError when the process ends or takes too long.
         """
@@ -70,7 +71,7 @@ class ScorerProcess(asyncio.Protocol):
             raise ChildProcessError(f"the scorers were not loaded within load_limit_s={limit_s:g}; raise it, or look at what their modules do at import") from None
         if not is_ready:
             raise ValueError(said)
-        return [(description, is_async) for description, is_async in said]
+        return [Told(description=description, is_async=is_async, version=version, is_deterministic=same) for description, is_async, version, same in said]
 
     @property
     def pid(self) -> int:

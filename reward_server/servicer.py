@@ -1,8 +1,8 @@
-"""RewardService: requests to the pool, answers back as they come. User code never runs here.
+"""RewardService: requests to the plane, answers back as they come. User code never runs here.
 
-    request_iterator ──▶ _read (waits for room) ──▶ pool ──▶ stream.finish ──▶ _answer_all (waits for changed) ──▶ write
+    request_iterator ──▶ _read (waits for room) ──▶ plane ──▶ stream.finish ──▶ _answer_all (waits for changed) ──▶ write
 
-Both loops end together: when the caller goes, the handler is cancelled, its reader with it, and the pool forgets.
+Both loops end together: when the caller goes, the handler is cancelled, its reader with it, and the plane forgets.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import grpc
 
 from protos.reward.v1alpha1 import reward_pb2 as pb
 from protos.reward.v1alpha1 import reward_pb2_grpc
-from reward_server.outcome import Unscored
-from reward_server.pool import Pool
+from reward_server import listing
+from reward_server.plane import Plane
+from reward_server.scorer import Work
 from reward_server.stream import ScoreStream
 
 Requests = AsyncIterator[list[pb.ScoreRequest]]
@@ -26,17 +27,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
-    """Serves one pool.
+    """Serves one plane.
 
-    Example: `RewardServicer(pool, default="sums", max_pending=4096, max_pending_bytes=1 << 28)`
+    Example: `RewardServicer(plane, max_pending=4096, max_pending_bytes=1 << 28)`
     """
 
-    def __init__(self, pool: Pool, *, default: str, max_pending: int, max_pending_bytes: int) -> None:
-        self._pool = pool
-        self._default = default
+    def __init__(self, plane: Plane, *, max_pending: int, max_pending_bytes: int) -> None:
+        self._plane = plane
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
-        self._indices = {account.spec.name: index for index, account in enumerate(pool.accounts)}
         self._streams: set[ScoreStream] = set()
         self._is_draining = False
 
@@ -65,17 +64,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
         """See the contract."""
-        listed = [
-            pb.ListScorersResponse.Scorer(
-                name=account.spec.name,
-                description=account.description,
-                limit_s=account.spec.limit_s,
-                num_answered=account.num_answered,
-                num_unscored=account.num_unscored,
-            )
-            for account in self._pool.accounts
-        ]
-        return pb.ListScorersResponse(scorers=listed, default_scorer=self._default)
+        return listing.of(self._plane)
 
     async def _serve(self, requests: Requests, write: Write, context: Context) -> None:
         stream = ScoreStream(max_items=self._max_pending, max_bytes=self._max_pending_bytes)
@@ -87,13 +76,13 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             reader.cancel()
-            self._pool.forget(stream)
+            self._plane.forget(stream)
             self._streams.discard(stream)
         if self._is_draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this reward server is stopping; send what is unanswered to another one, or again later")
 
     async def _read(self, requests: Requests, stream: ScoreStream) -> None:
-        """Until the caller has no more: hands items to the pool as there is room."""
+        """Until the caller has no more: hands items to the plane as there is room."""
         try:
             async for batch in requests:
                 for request in batch:
@@ -104,19 +93,15 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             stream.changed.set()
 
     def _submit(self, request: pb.ScoreRequest, stream: ScoreStream) -> None:
-        name = request.scorer or self._default
-        index = self._indices.get(name)
-        if index is None:
-            stream.finish(request.id, name, Unscored(f"no scorer {name!r} here; there are {', '.join(self._indices)}"))
-            return
-        self._pool.submit(
-            scorer=index,
+        name = request.scorer or self._plane.default
+        work = Work(
             owner=stream,
             prompt=request.prompt,
             completion=request.completion,
-            fields=request.fields.SerializeToString(),
-            answer=partial(stream.finish, request.id, name),
+            fields=request.fields.SerializeToString(deterministic=True),
+            priority=request.priority,
         )
+        self._plane.submit(name, work, partial(stream.finish, request.id, name))
 
     async def _answer_all(self, stream: ScoreStream, reader: asyncio.Task[None], write: Write) -> None:
         """Sends answers until everything read is answered and no more is read. Raises what the reader raised."""

@@ -7,19 +7,10 @@ import time
 from dataclasses import dataclass
 
 from protos.reward.v1alpha1 import reward_pb2 as pb
-from protos.trajectory.v1alpha1 import trajectory_pb2
-from reward_server.outcome import Outcome, Reason, Scored
+from reward_server.outcome import Outcome
+from reward_server.wire import to_proto
 
 MAX_ANSWERS = 256  # in one message
-
-_REASONS: dict[Reason, trajectory_pb2.UnscoredReason] = {
-    "timeout": trajectory_pb2.UNSCORED_REASON_TIMEOUT,
-    "error": trajectory_pb2.UNSCORED_REASON_ERROR,
-    "non_finite": trajectory_pb2.UNSCORED_REASON_NON_FINITE,
-    "unavailable": trajectory_pb2.UNSCORED_REASON_UNAVAILABLE,
-    "refused": trajectory_pb2.UNSCORED_REASON_REFUSED,
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
@@ -30,7 +21,7 @@ class _Pending:
 class ScoreStream:
     """Bounded: `room` waits while too much is pending. An item is pending until its answer has been sent.
 
-    Reader: waits for room, then `begin`. Pool: `finish`. Writer: waits for `changed`, sends `ready()`, then `sent`.
+    Reader: waits for room, then `begin`. Plane: `finish`. Writer: waits for `changed`, sends `ready()`, then `sent`.
     """
 
     def __init__(self, *, max_items: int, max_bytes: int) -> None:
@@ -79,10 +70,3 @@ class ScoreStream:
         for response in responses:
             self._num_bytes -= self._pending.pop(response.id).num_bytes
         self._room.set()
-
-
-def to_proto(outcome: Outcome, scorer: str) -> trajectory_pb2.Reward:
-    """The outcome as it travels."""
-    if isinstance(outcome, Scored):
-        return trajectory_pb2.Reward(score=trajectory_pb2.Score(value=outcome.value, parts=outcome.parts), scorer=scorer)
-    return trajectory_pb2.Reward(unscored=trajectory_pb2.Unscored(reason=_REASONS[outcome.reason], detail=outcome.detail), scorer=scorer)

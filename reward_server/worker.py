@@ -43,7 +43,8 @@ def main() -> None:
     except ValueError as error:
         connection.sendall(channel.encode([channel.SCHEMA, False, clean(" ".join(str(error).split()))]))
         return
-    connection.sendall(channel.encode([channel.SCHEMA, True, [[call.loaded.description, call.loaded.is_async] for call in calls]]))
+    loaded = [call.loaded for call in calls]
+    connection.sendall(channel.encode([channel.SCHEMA, True, [[each.description, each.is_async, each.version, each.is_deterministic] for each in loaded]]))
     for index, items in received:
         if index != channel.CANCEL:  # too late: what it names has been answered
             calls[index].answer_all(items)

@@ -33,6 +33,11 @@ class RolloutConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**31)
     in_flight: Literal["recompute", "keep"] = Field("recompute", description="KV of running requests at an update: recomputed under the new weights, or kept")
     apply_updates: bool = Field(True, description="False is a control: versions count as loaded but the weights stay the base's")
+    apply: Literal["auto", "loader"] = Field("auto", description="how an update gets into the engine: auto copies straight into its parameters where that is proved right at the start; loader: always by the engine's own")
+    weights_folder: str = Field("", description="shared path or URL on which the learner publishes versions (push.folder); empty: none. With a learner versions are read there instead of being fetched; without one the newest is served")
+    mirror_dir: str = Field("/dev/shm", description="where fetched weights lie: as much room as the model in its served dtype")
+    deltas: bool = Field(True, description="fetch only what has changed since the version that lies in mirror_dir")
+    peers: bool = Field(False, description="fetch from replicas that the learner names, and serve others: what was fetched is kept")
     exit_when_finished: bool = Field(True, description="leave with 0 when the learner says the run is over")
     score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")
 

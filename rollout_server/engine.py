@@ -73,6 +73,8 @@ class EngineInfo:
     vocab_size: int  # rows of the embedding; ids at or above it are refused
     max_model_len: int  # prompt and completion together, in tokens
     device_uuid: str  # empty on CPU
+    worker_device_uuids: tuple[str, ...] = ("",)  # of every worker that holds a part of the model, in order
+    visible_device_uuids: tuple[str, ...] = ()  # GPUs that all workers see
 
 
 class Engine(Updatable, Protocol):

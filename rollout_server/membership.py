@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from rollout_server.actor import Who
 from rollout_server.replica import Replica
 from rollout_server.weights.driver import UpdateDriver
+from rollout_server.weights.fetching import Source
 
 logger = logging.getLogger("headrace.rollout.membership")
 
@@ -63,6 +64,8 @@ class Membership:
         hello: Callable[[], pb.Hello],
         welcomed: Callable[[pb.Welcome], None],
         drain: Callable[[float], Awaitable[None]],
+        source: Source,
+        keep_mirror: bool = False,
     ) -> None:
         self._stub = stub
         self._address = address
@@ -70,6 +73,8 @@ class Membership:
         self._hello = hello
         self._welcomed = welcomed
         self._drain = drain
+        self._source = source
+        self._keep_mirror = keep_mirror
         self._run_id = ""  # learned from the first Welcome; from then on no other run will do
         self._who: Who | None = None
         self._said_away = False
@@ -221,7 +226,7 @@ class Membership:
     def _driver(self) -> UpdateDriver:
         if self._replica.driver is None or self._driver_life != self._replica.life:
             self._stop_driver()
-            self._replica.driver = UpdateDriver(self._replica.engine, fetch=self._fetch)
+            self._replica.driver = UpdateDriver(self._replica.engine, source=self._source, keep_mirror=self._keep_mirror)
             self._driver_task = asyncio.create_task(self._replica.driver.run())
             self._driver_life = self._replica.life
         return self._replica.driver
@@ -230,11 +235,6 @@ class Membership:
         if self._driver_task is not None:
             self._driver_task.cancel()
             self._driver_task = None
-
-    async def _fetch(self, have_version: int) -> AsyncIterator[pb.FetchWeightsResponse]:
-        request = pb.FetchWeightsRequest(have_version=have_version)
-        async for response in self._stub.FetchWeights(request, timeout=rpc.deadline_s("FetchWeights")):
-            yield response
 
 
 async def _status(call: Any) -> grpc.aio.AioRpcError:

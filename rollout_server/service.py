@@ -17,6 +17,8 @@ import grpc
 from protos import identity, rpc
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
+from protos.weights.folder import Place
+from protos.weights.mirror import Mirror
 from rollout_server.actor import Actor
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -26,6 +28,8 @@ from rollout_server.scoring import Scoring
 from rollout_server.servicer import RolloutServicer
 from rollout_server.submitting import Submitting
 from rollout_server.tokens import Tokens
+from rollout_server.weights.driver import UpdateDriver
+from rollout_server.weights.fetching import FolderSource, LearnerSource, Source
 
 logger = logging.getLogger("headrace.rollout.service")
 
@@ -46,7 +50,8 @@ class Service:
         self._stopping = asyncio.Event()
         self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
         self.actor: Actor | None = None
-        servicer = RolloutServicer(self.replica, self._tokens, replica_id=self._replica_id, model=config.model, learner=config.learner)
+        self.mirror = Mirror(Path(config.mirror_dir) / f"headrace-mirror-{self._replica_id}-{self._incarnation}")
+        servicer = RolloutServicer(self.replica, self._tokens, mirror=self.mirror, replica_id=self._replica_id, model=config.model, learner=config.learner)
         self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)])
 
     @property
@@ -72,6 +77,7 @@ class Service:
         finally:
             await self.server.stop(grace_s=1.0)
             await self.replica.engine.stop()
+            self.mirror.remove()
 
     async def _until_stopped(self, work: Awaitable[None]) -> None:
         """Runs `work` to its end or until stop(); raises what it raises."""
@@ -88,6 +94,8 @@ class Service:
 
     async def _run(self) -> None:
         background = [asyncio.create_task(self.replica.supervise()), asyncio.create_task(self._health())]
+        if self._config.weights_folder and not self._config.learner:
+            background.append(asyncio.create_task(self._follow_folder()))
         try:
             if self._config.learner:
                 await self._take_part()
@@ -120,6 +128,31 @@ class Service:
                 if not self._stopping.is_set():
                     await self.replica.restart("another run starts from the base weights")
 
+    def _source(self, stub: Any) -> Source:
+        """Where versions come from that no push brings."""
+        if self._config.weights_folder:
+            return FolderSource(self.mirror, Place(self._config.weights_folder))
+
+        def fetch(request: learner_pb2.FetchWeightsRequest) -> Any:
+            return stub.FetchWeights(request, timeout=rpc.deadline_s("FetchWeights"))
+
+        return LearnerSource(self.mirror, fetch, peers=self._config.peers, deltas=self._config.deltas)
+
+    async def _follow_folder(self) -> None:
+        """Without a learner: serves the newest version on the shared path, for ever."""
+        source = FolderSource(self.mirror, Place(self._config.weights_folder))
+        driver = self.replica.driver = UpdateDriver(self.replica.engine, source=source)
+        driver.welcome(0)
+        running = asyncio.create_task(driver.run())
+        try:
+            while True:
+                versions = await asyncio.to_thread(source.place.versions)
+                if versions and versions[-1] > driver.newest_version:
+                    driver.order(learner_pb2.AttendResponse(published=learner_pb2.Published(version=versions[-1])))
+                await asyncio.sleep(_ASK_AGAIN_S)
+        finally:
+            running.cancel()
+
     async def _until_another_run(self) -> None:
         """Goes on serving the last weights of a finished run; returns once a learner with a run to do answers."""
         async with rpc.channel(self._config.learner) as channel:
@@ -142,7 +175,7 @@ class Service:
                 scoring.scorer = welcome.scorer
 
             membership = Membership(
-                stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
+                source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
             )  # fmt: skip
             self.actor = Actor(
                 stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who
@@ -181,13 +214,14 @@ class Service:
             base_weights_digest=identity.weights_digest(self._folder), tokenizer_digest=identity.tokenizer_digest(self._folder),
             template_digest=identity.template_digest(self._folder), address=self.address, transports=self._transports(),
             served_dtype=self._config.dtype, max_model_len=info.max_model_len, engine=info.name, device_uuid=info.device_uuid,
+            serves_weights=self._config.peers, num_workers=self._config.tensor_parallel, worker_device_uuids=info.worker_device_uuids, visible_device_uuids=info.visible_device_uuids,
         )  # fmt: skip
 
     def _transports(self) -> list[learner_pb2.Transport]:
-        """Best first. A replica of several workers is one receiver, hence takes its weights by the stream alone."""
-        if self._config.tensor_parallel > 1:
-            return [learner_pb2.TRANSPORT_GRPC]
-        device = [learner_pb2.TRANSPORT_NCCL] if self.replica.engine.info.device_uuid else []
+        """Best first."""
+        if self._config.weights_folder:
+            return [learner_pb2.TRANSPORT_FOLDER]
+        device = [learner_pb2.TRANSPORT_IPC, learner_pb2.TRANSPORT_NCCL] if self.replica.engine.info.device_uuid else []
         return [*device, learner_pb2.TRANSPORT_GLOO, learner_pb2.TRANSPORT_GRPC]
 
 

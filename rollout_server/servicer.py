@@ -16,17 +16,20 @@ from protos.arrays import pack_floats, pack_ids, unpack
 from protos.rollout.v1alpha1 import rollout_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2_grpc
 from protos.trajectory.v1alpha1 import trajectory_pb2
+from protos.weights.mirror import Mirror
 from rollout_server.engine import EngineUnavailableError, SamplingSpec
 from rollout_server.replica import Replica
 from rollout_server.tokens import Tokens
 from rollout_server.weights.driver import CommitError
+from rollout_server.weights.fetching import lost, serve
 from rollout_server.wire import FINISH, effective, sampling_spec, version_spans
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    def __init__(self, replica: Replica, tokens: Tokens, *, replica_id: str, model: str, learner: str) -> None:
+    def __init__(self, replica: Replica, tokens: Tokens, *, mirror: Mirror, replica_id: str, model: str, learner: str) -> None:
+        self._mirror = mirror
         self._replica = replica
         self._tokens = tokens
         self._replica_id = replica_id
@@ -101,6 +104,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if replica.life:
             response.engine, response.max_model_len = replica.engine.info.name, replica.engine.info.max_model_len
         return response
+
+    async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Context) -> AsyncIterator[pb.FetchWeightsResponse]:
+        try:
+            async for response in serve(self._mirror, request.have_version, request.have_layout):
+                yield response
+        except (LookupError, InterruptedError) as error:
+            await _abort(context, lost(error), error)
 
     async def LoadWeights(self, request: pb.LoadWeightsRequest, context: Context) -> pb.LoadWeightsResponse:
         if self._replica.attends:

@@ -148,6 +148,14 @@ class SmallEngine:
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
         self._landing.begin_receive(group, manifest, timeout_s)
+        await self._until_landed()
+
+    async def stage_folder(self, folder: Path, manifest: bytes, timeout_s: float) -> None:
+        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        self._landing.begin_folder(str(folder), manifest)
+        await self._until_landed()
+
+    async def _until_landed(self) -> None:
         while (state := self._landing.state()).phase == "receiving":
             await asyncio.sleep(_POLL_S)
         if state.phase != "ready":

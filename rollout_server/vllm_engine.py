@@ -1,6 +1,6 @@
 """vLLM behind the seam: draws tokens with exact version spans, and takes weight updates while requests run.
 
-    commit:  pause ─ settle ─ apply ─ flush (or salt) ─ version ─ resume
+    commit:  pause ─ apply ─ flush (or salt) ─ settle ─ version ─ resume
 
 Nothing is drawn between pause and resume. `settle` makes the count of tokens that each request has drawn final
 (vllm_accounting.py), so that the switch of versions is exact. With in_flight=recompute the flush also throws away the
@@ -37,6 +37,7 @@ from rollout_server.engine import (
 from rollout_server.spans import SpanTrack
 from rollout_server.vllm_accounting import Accounting
 from rollout_server.weights.driver import CommitError, CommitTimes
+from rollout_server.weights.stopwatch import Stopwatch
 
 logger = logging.getLogger("headrace.rollout.vllm")
 Result = TypeVar("Result")
@@ -61,6 +62,7 @@ class VllmEngine:
         self._serial = itertools.count()
         # One thread for the engine's whole life: its processes die with the thread that made them.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm-start")
+        self.apply_reason = ""  # why updates go through the engine's loader; empty: they are copied into its parameters
         self.last_commit: tuple[str, ...] = ()  # steps of the last commit in the order they ended, for tests and logs
 
     # --- life
@@ -80,14 +82,24 @@ class VllmEngine:
         self._tracks.clear()
         self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments)
         self._accounting = Accounting(self._engine)
-        where = (await self._rpc("headrace_describe", timeout_s=60.0))[0]
+        workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
+        await self._choose_apply()
         model_config = self._engine.model_config
         self._info = EngineInfo(
             name=f"vllm {version}",
             vocab_size=model_config.get_vocab_size(),
             max_model_len=model_config.max_model_len,
-            device_uuid=where["device_uuid"],
+            device_uuid=workers[0]["device_uuid"],
+            worker_device_uuids=tuple(worker["device_uuid"] for worker in workers),
+            visible_device_uuids=tuple(sorted(set.intersection(*(set(worker["visible"]) for worker in workers)))),
         )
+
+    async def _choose_apply(self) -> None:
+        """Copies straight into the parameters where that is proved right on this model, else the engine's loader; says which."""
+        shapes = {name: list(shape) for name, shape in self._expected}
+        reasons = await self._rpc("headrace_prepare", str(self._folder), shapes, self._config.apply == "auto", timeout_s=600.0)
+        self.apply_reason = next((reason for reason in reasons if reason), "")
+        logger.info("updates are applied by %s", f"the engine's loader: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
 
     async def stop(self) -> None:
         engine, self._engine, self._accounting = self._engine, None, None
@@ -163,13 +175,24 @@ class VllmEngine:
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
         await self._rpc("headrace_begin_receive", group, manifest, timeout_s, timeout_s=60.0)
+        await self._until_landed(timeout_s)
+
+    async def stage_folder(self, folder: Path, manifest: bytes, timeout_s: float) -> None:
+        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        await self._rpc("headrace_begin_folder", str(folder), manifest, timeout_s=60.0)
+        await self._until_landed(timeout_s)
+
+    async def _until_landed(self, timeout_s: float) -> None:
+        """Returns once every worker has its part. Raises what the first failed worker says."""
         end_s = time.monotonic() + timeout_s
         while True:
-            phase, detail = (await self._rpc("headrace_state", timeout_s=60.0))[0]
-            if phase == "ready":
+            answers = await self._rpc("headrace_state", timeout_s=60.0)
+            if all(phase == "ready" for phase, _ in answers):
                 return
-            if phase != "receiving":
-                raise RuntimeError(detail or f"the transfer was given up ({phase})")
+            for worker, (phase, detail) in enumerate(answers):
+                if phase not in ("ready", "receiving"):
+                    where = f"worker {worker} of {len(answers)}: " if len(answers) > 1 else ""
+                    raise RuntimeError(where + (detail or f"the transfer was given up ({phase})"))
             if time.monotonic() > end_s:
                 await self.discard()
                 raise TimeoutError(f"the transfer did not end within {timeout_s} s")
@@ -192,46 +215,52 @@ class VllmEngine:
             raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions only rise")
         end_s = time.monotonic() + self._commit_timeout_s
         await self._rpc("headrace_take", version, timeout_s=60.0)
-        start_s = time.monotonic()
-        done: list[str] = []
+        watch = Stopwatch()
         try:
-            await self._pause(end_s)
-            done.append("pause")
+            core = self._engine.engine_core  # below the front end, whose own pause sleeps 20 ms and waits behind every output
+            await self._guarded(core.pause_scheduler_async(mode="keep", clear_cache=False), end_s - time.monotonic())
+            watch.lap("pause")
         except BaseException:
             await self._resume()
             raise
         try:
-            await self._apply(version, end_s, done)
+            await self._apply(version, end_s, watch)
         except BaseException as error:
-            raise CommitError(f"version {version} failed after {done[-1]}: {type(error).__name__}: {error}") from error
-        self.last_commit = tuple(done)
-        return CommitTimes(pause_s=time.monotonic() - start_s)
+            raise CommitError(f"version {version} failed after {watch.last}: {type(error).__name__}: {error}") from error
+        self.last_commit = tuple(watch.pieces_s)
+        return CommitTimes(pause_s=watch.total_s, pieces_s=watch.pieces_s)
 
-    async def _pause(self, end_s: float) -> None:
-        assert self._accounting is not None
-        core = self._engine.engine_core
-        await self._guarded(core.pause_scheduler_async(mode="keep", clear_cache=False), end_s - time.monotonic())
-        await self._guarded(self._accounting.settle(), end_s - time.monotonic())
-
-    async def _apply(self, version: int, end_s: float, done: list[str]) -> None:
-        if self._config.apply_updates:
-            await self._rpc("headrace_apply", timeout_s=end_s - time.monotonic())
-        done.append("apply")
-        if self._config.in_flight == "recompute":
-            flushed = await self._guarded(self._engine.reset_prefix_cache(reset_running_requests=True), end_s - time.monotonic())
-            if flushed is False:
-                raise RuntimeError("vLLM refused to flush its prefix cache")
-        done.append("flush")
+    async def _apply(self, version: int, end_s: float, watch: Stopwatch) -> None:
+        """The scheduler rests. Weights are applied while what was drawn before is still being counted."""
+        settling = asyncio.ensure_future(self._guarded(self._settle(version), end_s - time.monotonic()))
+        try:
+            if self._config.apply_updates:
+                await self._rpc("headrace_apply", timeout_s=end_s - time.monotonic())
+            watch.lap("apply")
+            if self._config.in_flight == "recompute":
+                flushed = await self._guarded(self._engine.reset_prefix_cache(reset_running_requests=True), end_s - time.monotonic())
+                if flushed is False:
+                    raise RuntimeError("vLLM refused to flush its prefix cache")
+            watch.lap("flush")
+            await settling
+            watch.lap("settle")
+        finally:
+            settling.cancel()
         self._switch(version)
-        if hasattr(self._engine, "update_weight_version"):  # vLLM's own label, from 0.32 on
-            await self._guarded(self._engine.update_weight_version(str(version)), end_s - time.monotonic())
-        done.append("version")
+        watch.lap("version")
         await self._resume()
-        done.append("resume")
+        watch.lap("resume")
+
+    async def _settle(self, version: int) -> None:
+        """Every token drawn before the pause is counted, and vLLM's own label (from 0.32 on) is the new version's."""
+        assert self._accounting is not None
+        if hasattr(self._engine, "update_weight_version"):
+            await self._engine.update_weight_version(str(version))
+        await self._accounting.settle()
 
     async def _resume(self) -> None:
         if self._engine is not None and not self._engine.errored:
-            await self._guarded(self._engine.resume_generation(), 60.0)
+            await self._guarded(self._engine.engine_core.resume_scheduler_async(), 60.0)
 
     def _switch(self, version: int) -> None:
         """Labels what is drawn from now on. Requests that the front end has not admitted yet have drawn nothing."""

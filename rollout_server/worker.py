@@ -6,13 +6,20 @@ vLLM imports this module in the process that holds the model and calls the metho
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from protos.weights.ipc import visible_devices
 from protos.weights.landing import Landing
-from protos.weights.staging import VerifiedStaging
+from protos.weights.layout import Engine, engine_of, place_of
+from protos.weights.staging import Keep, VerifiedStaging
 from rollout_server.process import die_with_multiprocessing_parent
+from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
 
 die_with_multiprocessing_parent()
 
@@ -37,15 +44,40 @@ class WorkerExtension:
     device: torch.device  # the worker's own
     model_runner: Any
     _headrace_taken: VerifiedStaging | None
+    _headrace_apply_taken: Callable[[], None] | None
+    _headrace_flat: FlatPlan | None
     _headrace_landed: Landing
 
-    def headrace_describe(self) -> dict[str, str]:
-        """Where the model lives: device type, and its UUID where it has one."""
-        uuid = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
-        return {"device": self.device.type, "device_uuid": uuid}
+    def headrace_describe(self) -> dict[str, Any]:
+        """Where this worker's part of the model lives: its number, device type and UUID, and the GPUs that it sees."""
+        cuda = self.device.type == "cuda"
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
+        return {"worker": _tensor_parallel()[1], "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
+
+    def headrace_prepare(self, folder: str, shapes: dict[str, list[int]], flat: bool) -> str:
+        """Settles how updates are applied: "" for copies straight into the parameters, else why by the engine's loader. `shapes`: of
+        the folder's tensors by name."""
+        num_workers, worker = _tensor_parallel()
+        engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
+        self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
+        self._headrace_flat = None
+        try:
+            if not flat:
+                raise NotPlain("apply: loader is configured")
+            if self.device.type == "cpu":
+                raise NotPlain("on a CPU the engine packs its weights")
+            plan = make_plan(self.model_runner.get_model(), {name: tuple(shape) for name, shape in shapes.items()}, engine)
+            plan.check(_stored(Path(folder)))
+        except NotPlain as error:
+            return str(error)
+        self._headrace_flat = plan
+        return ""
 
     def headrace_begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         self._headrace_landing().begin_receive(group, manifest, timeout_s)
+
+    def headrace_begin_folder(self, folder: str, manifest: bytes) -> None:
+        self._headrace_landing().begin_folder(folder, manifest)
 
     def headrace_begin_chunks(self, manifest: bytes) -> None:
         self._headrace_landing().begin_chunks(manifest)
@@ -61,25 +93,67 @@ class WorkerExtension:
         state = self._headrace_landing().state()
         return state.phase, state.detail
 
+    def headrace_peak_bytes(self) -> int:
+        """Memory of the last transfer by collectives: staging and buckets."""
+        return self._headrace_landing().peak_bytes
+
     def headrace_discard(self) -> None:
-        self._headrace_taken = None
+        self._headrace_taken = self._headrace_apply_taken = None
         self._headrace_landing().discard()
 
     def headrace_take(self, version: int) -> None:
-        """Holds the verified tensors of exactly this version for headrace_apply; the model is not touched."""
-        self._headrace_taken = self._headrace_landing().take(version)
+        """Holds the verified tensors of exactly this version for headrace_apply, and makes ready what can be outside the pause; the
+        model is not touched."""
+        taken = self._headrace_landing().take(version)
+        flat = getattr(self, "_headrace_flat", None)
+        self._headrace_apply_taken = flat.prepare(taken) if flat is not None else lambda: self._headrace_load(taken)
+        self._headrace_taken = taken  # the copies look into its memory
 
-    def headrace_apply(self) -> None:
-        """Loads what was taken. The scheduler must be paused."""
-        taken = getattr(self, "_headrace_taken", None)
-        assert taken is not None, "headrace_take comes before headrace_apply"
-        self._headrace_taken = None
-        self.reload_weights(weights_iterator=taken.tensors())  # type: ignore[attr-defined]
-        refresh_packed_vocabulary(self.model_runner.get_model())
+    def headrace_apply(self) -> float:
+        """Loads what was taken; the seconds it took. The scheduler must be paused."""
+        apply = getattr(self, "_headrace_apply_taken", None)
+        assert apply is not None, "headrace_take comes before headrace_apply"
+        began = time.monotonic()
+        self._headrace_apply_taken = None
+        apply()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self._headrace_taken = None
+        return time.monotonic() - began
+
+    def _headrace_load(self, taken: VerifiedStaging) -> None:
+        self.reload_weights(weights_iterator=taken.tensors())  # type: ignore[attr-defined]
+        refresh_packed_vocabulary(self.model_runner.get_model())
 
     def _headrace_landing(self) -> Landing:
         if not hasattr(self, "_headrace_landed"):
             self._headrace_landed = Landing(self.device)
         return self._headrace_landed
+
+
+def _tensor_parallel() -> tuple[int, int]:
+    """Number of tensor-parallel workers, and which of them this is."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+
+    return get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+
+
+def _keep(engine: Engine) -> Keep:
+    """What a worker stages of each tensor: its own part, or all of one whose cut is not known."""
+    from protos.weights.blocks import whole_part
+
+    def part(name: str, shape: tuple[int, ...], itemsize: int) -> Any:
+        place = place_of(name, shape, engine)
+        return whole_part(shape, itemsize) if place is None else place.part(shape, itemsize)
+
+    return part
+
+
+def _stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a Hugging Face folder, one at a time."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118, not a dict
+                yield name, file.get_tensor(name)

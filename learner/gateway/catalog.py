@@ -42,7 +42,7 @@ class Catalog:
 def load(config: LearnerConfig, folder: Path, cache: Path) -> Catalog:
     """Blocks for as long as tokenizing takes; a cache of the ids makes the next start quick. Raises ValueError for the user's mistakes."""
     data = config.data
-    prompts = load_prompts(data.prompts, prompt_field=data.prompt_field, id_field=data.id_field, suffix=data.suffix)
+    prompts = load_prompts(data.prompts, data, cache=cache.with_name("records.jsonl"))
     model_tokens = rendering.max_model_tokens(folder)
     key = [SCHEMA, prompts.fingerprint, tokenizer_digest(folder), template_digest(folder), data.template, data.system, data.max_prompt_tokens, model_tokens, data.overlong]
     stored = _read_cache(cache, key)

@@ -18,7 +18,8 @@ def load(config: LearnerConfig, folder: Path, cache: Path, *, training: Catalog)
     evaluation = config.evaluation
     if evaluation is None:
         return None
-    data = config.data.model_copy(update={"prompts": evaluation.prompts})
+    split = config.data.split if evaluation.split is None else evaluation.split
+    data = config.data.model_copy(update={"prompts": evaluation.prompts, "split": split})
     sampling = config.sampling.model_copy(update={"max_new_tokens": evaluation.max_new_tokens or config.sampling.max_new_tokens})
     try:
         found = catalog.load(config.model_copy(update={"data": data, "sampling": sampling}), folder, cache)

@@ -20,9 +20,11 @@ from learner.gateway.attendance import Attendance
 from learner.gateway.batches import Batches
 from learner.gateway.books import Books
 from learner.gateway.clock import RunClock
+from learner.gateway.deltas import Deltas
 from learner.gateway.evaluation_desk import EvaluationDesk
 from learner.gateway.feed import Feed
 from learner.gateway.feed_servicer import FeedServicer, add_to_server
+from learner.gateway.fetches import Fetches
 from learner.gateway.handshake import Identity
 from learner.gateway.journals import open_journal
 from learner.gateway.leases import LeaseDesk
@@ -30,6 +32,7 @@ from learner.gateway.recovery import Recovered, put_back, recover
 from learner.gateway.refusals import unavailable
 from learner.gateway.saving import Saving
 from learner.gateway.servicer import LearnerServicer
+from learner.gateway.sharing import Sharing
 from learner.gateway.snapshots import Snapshots
 from learner.gateway.status import status
 from learner.gateway.submissions import Submissions
@@ -41,6 +44,7 @@ from learner.lines import Lines
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
 from protos.rpc import Server
+from protos.weights.folder import Place
 
 logger = logging.getLogger("headrace.learner.gateway")
 
@@ -70,6 +74,12 @@ class Gateway:
         self._clock = RunClock(config.run_dir / "active_s")
         self._shelf = catalog.Shelf()
         self._snapshots = Snapshots()
+        self._deltas = Deltas(self._snapshots)
+        self._snapshots.published.append(self._deltas.published)
+        self._sharing = Sharing(Place(config.push.folder), self._deltas) if config.push.folder else None
+        if self._sharing is not None:
+            sharing = self._sharing
+            self._snapshots.published.append(lambda _, new: sharing.offer(new))
         self._attendance = Attendance(
             identity,
             heartbeat_s=config.lease.heartbeat_s,
@@ -102,7 +112,7 @@ class Gateway:
         logger.info("run %s is served on port %d from step %d", self.run_id, self.port, self._books.ledger.step)
         endings: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending) for ending in (stopping.wait(), self.feed.finished.wait(), self._books.failure)]
         evaluating = [self._evaluation.watch()] if self._evaluation else []
-        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *evaluating)]
+        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *evaluating, *([self._sharing.run()] if self._sharing else []))]
         try:
             await _first(endings, loops)
             if self.feed.finished.is_set():
@@ -117,7 +127,7 @@ class Gateway:
         resolved = self._config.run_dir / "resolved"
         try:
             found = await asyncio.to_thread(catalog.load, self._config, self._folder, resolved / "prompts.msgpack")
-            held_out = await asyncio.to_thread(evaluation_prompts.load, self._config, self._folder, resolved / "evaluation.msgpack", training=found)
+            held_out = await asyncio.to_thread(evaluation_prompts.load, self._config, self._folder, resolved / "evaluation" / "prompts.msgpack", training=found)
             if self.feed.fingerprint:
                 prompts.check_fingerprint(self.feed.fingerprint, found.fingerprint, self._config.data.prompts)
             else:
@@ -181,7 +191,7 @@ class Gateway:
             recovered=recovered,
             attendance=self._attendance,
             batches=batches,
-            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl")),
+            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl"), generating_share=config.push.generating_share),
             published=self._snapshots,
             saving=saving,
             checkpoints=checkpoints,
@@ -195,6 +205,7 @@ class Gateway:
             desk=self._desk,
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary, evaluation=self._evaluation),
             snapshots=self._snapshots,
+            fetches=Fetches(self._snapshots, self._deltas, self._attendance),
             status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm),
             encode=wire.lease_encoder(self._config),
         )

@@ -41,6 +41,10 @@ class Claim:
     address: str = ""  # for people; may be unreachable
     transports: tuple[int, ...] = ()  # values of the Transport enum, best first
     device_uuid: str = ""  # empty on CPU
+    num_workers: int = 1  # receivers that it is in a group
+    worker_devices: tuple[str, ...] = ()  # UUID of each worker's device; empty: device_uuid alone
+    visible_devices: tuple[str, ...] = ()  # UUIDs that its workers see
+    serves_weights: bool = False  # other replicas may fetch from its address
 
 
 def refusal(claim: Claim, run: Identity) -> str:

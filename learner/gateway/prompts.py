@@ -1,10 +1,11 @@
-"""Prompts of a run: read once from JSONL, checked whole, and given out in an order that is a pure function of the position."""
+"""Prompts of a run: read once, checked whole, and given out in an order that is a pure function of the position."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any, overload
 
 import xxhash
+
+from learner.data_config import SourceConfig
+from learner.gateway.records import Record, read_records
 
 Message = dict[str, str]
 
@@ -47,20 +51,24 @@ class PromptSet(Sequence[Prompt]):
         return self._prompts[row]
 
 
-def load_prompts(path: Path, *, prompt_field: str = "prompt", id_field: str = "", suffix: str = "") -> PromptSet:
-    """Reads a JSONL file. Raises ValueError naming line, field and the way out for the first bad line, and for an empty set."""
+def load_prompts(path: Path, source: SourceConfig | None = None, *, key: str = "data", cache: Path | None = None) -> PromptSet:
+    """The prompts of a data set. source: how to read it, None: JSONL or Parquet with the fields' usual names.
+
+    key: section that the source came from, for messages. cache: where converted records are kept (records.py), None: nowhere.
+    Raises ValueError naming record, field and the way out for the first bad record, and for an empty set.
+    """
+    source = source or SourceConfig()
+    pieces = _pieces(source.prompt_format, key)
     prompts: list[Prompt] = []
-    lines: dict[str, int] = {}
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        prompt = _parse(path, number, line, prompt_field, id_field, suffix)
-        if prompt.prompt_id in lines:
-            raise ValueError(f"{path} line {number}: id {prompt.prompt_id!r} was used on line {lines[prompt.prompt_id]} already; ids must be unique, or leave data.id_field empty")
-        lines[prompt.prompt_id] = number
+    places: dict[str, str] = {}
+    for record in read_records(path, source, key=key, columns=_columns(source, pieces), cache=cache):
+        prompt = _prompt(record, source, pieces, key)
+        if prompt.prompt_id in places:
+            raise ValueError(f"{record.where}: id {prompt.prompt_id!r} was used on {places[prompt.prompt_id]} already; ids must be unique, or leave {key}.id_field empty")
+        places[prompt.prompt_id] = record.where.removeprefix(f"{path} ")
         prompts.append(prompt)
     if not prompts:
-        raise ValueError(f"{path} holds no prompts; give a file with one JSON object a line")
+        raise ValueError(f"{path} holds no prompts; give a file with one JSON object a line, or records")
     return PromptSet(prompts)
 
 
@@ -114,31 +122,68 @@ def _fingerprint(prompts: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise ValueError(f"data.prompts={path} does not exist; give a JSONL file") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data.prompts={path} is not UTF-8 at byte {error.start}; convert it") from None
+Piece = tuple[str, str]  # literal text, then the field after it; "": none
 
 
-def _parse(path: Path, number: int, line: str, prompt_field: str, id_field: str, suffix: str) -> Prompt:
-    where = f"{path} line {number}"
+def _pieces(prompt_format: str, key: str) -> list[Piece]:
+    """`prompt_format` taken apart. Raises ValueError where it is no text with {field} in it."""
+    rule = f"{key}.prompt_format={prompt_format!r}: write {{field}} for a field and {{{{ for a brace"
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg} at column {error.colno}); write one JSON object a line") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: a JSON {type(record).__name__}, not an object; write one JSON object a line")
-    if prompt_field not in record:
-        raise ValueError(f"{where}: no field {prompt_field!r} (it has {', '.join(map(repr, record))}); name the field with data.prompt_field")
-    messages = _messages(where, prompt_field, record.pop(prompt_field), suffix)
-    prompt_id = _id(where, id_field, record, number)
-    if isinstance(record.get(id_field), int) and abs(record[id_field]) > 2**53:
-        record[id_field] = prompt_id  # ids are often hashes, and nobody calculates with them
-    _check_values(where, [record, messages, prompt_id])
-    return Prompt(prompt_id=prompt_id, text=messages[-1]["content"], messages=messages, fields=record)
+        parts = list(string.Formatter().parse(prompt_format))
+    except ValueError as error:
+        raise ValueError(f"{rule} ({error})") from None
+    if any(spec or conversion or name == "" for _, name, spec, conversion in parts):
+        raise ValueError(f"{rule}; neither positions nor formats like {{field:5}} are understood")
+    if prompt_format and not any(name for _, name, _, _ in parts):
+        raise ValueError(f"{rule}; it names no field, so every prompt would be the same")
+    return [(text, name or "") for text, name, _, _ in parts]
+
+
+def _columns(source: SourceConfig, pieces: Sequence[Piece]) -> list[str] | None:
+    """Columns of a table that are needed, sorted; None: all."""
+    if source.fields is None:
+        return None
+    asked = {source.id_field, *source.fields.values(), *([name for _, name in pieces] if pieces else [source.prompt_field])} - {""}
+    return sorted(asked | {name.split(".")[0] for name in asked})
+
+
+def _field(record: Record, name: str, option: str) -> Any:
+    """A field by its name, or else by dots through objects. Raises ValueError naming the option that asked for it."""
+    if name in record.values:
+        return record.values[name]
+    value: Any = record.values
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise ValueError(f"{record.where}: no field {name!r} (it has {', '.join(map(repr, record.values))}); name the field with {option}")
+        value = value[part]
+    return value
+
+
+def _prompt(record: Record, source: SourceConfig, pieces: Sequence[Piece], key: str) -> Prompt:
+    where = record.where
+    content = _filled(record, pieces, key) if pieces else _field(record, source.prompt_field, f"{key}.prompt_field")
+    messages = _messages(where, source.prompt_field, content, source.suffix)
+    prompt_id = _id(record, source.id_field, key)
+    if source.fields is None:
+        used = {source.prompt_field} if not pieces else set()
+        fields = {name: value for name, value in record.values.items() if name not in used}
+    else:
+        fields = {name: _field(record, origin, f"{key}.fields.{name}") for name, origin in source.fields.items()}
+    if isinstance(fields.get(source.id_field), int) and abs(fields[source.id_field]) > 2**53:
+        fields[source.id_field] = prompt_id  # ids are often hashes, and nobody calculates with them
+    _check_values(where, [fields, messages, prompt_id])
+    return Prompt(prompt_id=prompt_id, text=messages[-1]["content"], messages=messages, fields=fields)
+
+
+def _filled(record: Record, pieces: Sequence[Piece], key: str) -> str:
+    """Raises ValueError for a field that is missing, or is no text or number."""
+    filled = []
+    for text, name in pieces:
+        value = _field(record, name, f"{key}.prompt_format") if name else ""
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(f"{record.where}: field {name!r} of {key}.prompt_format is {value!r}; only texts and numbers can stand in a prompt")
+        filled.append(f"{text}{value}")
+    return "".join(filled)
 
 
 def _check_values(where: str, value: Any) -> None:
@@ -165,10 +210,10 @@ def _messages(where: str, field: str, value: Any, suffix: str) -> tuple[Message,
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 
-def _id(where: str, id_field: str, record: dict[str, Any], number: int) -> str:
+def _id(record: Record, id_field: str, key: str) -> str:
     if not id_field:
-        return str(number)
-    value = record.get(id_field)
+        return str(record.number)
+    value = _field(record, id_field, f"{key}.id_field")
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"{where}: id field {id_field!r} is {value!r}; give a string or an integer, or leave data.id_field empty to use line numbers")
+        raise ValueError(f"{record.where}: id field {id_field!r} is {value!r}; give a string or an integer, or leave {key}.id_field empty to use the record's number")
     return str(value)

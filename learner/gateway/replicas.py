@@ -59,7 +59,7 @@ class Replica:
         self.failures_in_row += 1
         self.detail = detail
         if self.left_out:
-            self.detail = f"left out of weight updates after {self.failures_in_row} failures in a row, it fetches instead; last: {detail}"
+            self.detail = f"quarantined: left out of pushes after {self.failures_in_row} failures in a row, it fetches instead; last: {detail}"
 
     def update_succeeded(self) -> None:
         self.failures_in_row = 0

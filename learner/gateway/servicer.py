@@ -8,6 +8,7 @@ from typing import Any
 from learner.gateway import wire
 from learner.gateway.attendance import Attendance
 from learner.gateway.evaluation_desk import EvaluationLoan
+from learner.gateway.fetches import Fetches
 from learner.gateway.leases import LeaseDesk, Loan
 from learner.gateway.refusals import answering
 from learner.gateway.snapshots import Snapshots
@@ -22,12 +23,13 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """What actors call."""
 
     def __init__(
-        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, status: Status, encode: Callable[[Loan | EvaluationLoan], pb.Lease]
+        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan | EvaluationLoan], pb.Lease]
     ) -> None:
         self._attendance = attendance
         self._desk = desk
         self._submissions = submissions
         self._snapshots = snapshots
+        self._fetches = fetches
         self._status = status
         self._encode = encode
 
@@ -49,6 +51,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     @answering
     async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Any) -> None:
+        if await self._fetches.send_changes(request, context.write):
+            return
         async for part in self._snapshots.read_newest():
             await context.write(wire.weights(part))
 

@@ -12,7 +12,7 @@ import logging
 import mmap
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._kept: list[Snapshot] = []  # oldest first
+        self.published: list[Callable[[Snapshot | None, Snapshot], None]] = []  # called with the version before and the new one; must not block
 
     @property
     def newest(self) -> Snapshot | None:
@@ -81,8 +82,11 @@ class Snapshots:
 
     async def publish(self, snapshot: Snapshot) -> None:
         """Makes it the newest and deletes what is no longer kept."""
+        before = self.newest
         self._kept = [*(s for s in self._kept if s.folder != snapshot.folder), snapshot][-KEPT:]
         await asyncio.to_thread(_sweep, snapshot.folder, frozenset(s.folder.name for s in self._kept))
+        for listener in self.published:
+            listener(before, snapshot)
 
     async def read_newest(self) -> AsyncIterator[manifest_pb2.Manifest | Chunk]:
         """The newest snapshot: its manifest, then chunks in bucket order. Raises Refused NOT_FOUND or ABORTED."""

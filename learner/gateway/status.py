@@ -58,4 +58,6 @@ def _replica(replica: Replica, num_leases: int) -> pb.GetStatusResponse.Replica:
         attending=replica.attending,
         detail=replica.detail,
         num_tokens=replica.num_tokens,
+        quarantined=replica.left_out,
+        failures_in_row=replica.failures_in_row,
     )

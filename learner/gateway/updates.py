@@ -22,9 +22,11 @@ from typing import Any
 from learner.gateway import epochs
 from learner.gateway.attendance import Attendance
 from learner.gateway.epochs import Epoch, Member, Phase
+from learner.gateway.membership import Groups, make_groups
 from learner.gateway.replicas import Replica
 from learner.gateway.snapshots import Snapshots
-from learner.gateway.transports import Transports, shared_device
+from learner.gateway.transports import Transports
+from learner.gateway.waves import Waves
 from protos.learner.v1alpha1 import learner_pb2 as pb
 
 logger = logging.getLogger("headrace.learner.updates")
@@ -54,7 +56,7 @@ class Settlement:
 
     epoch: int
     members: tuple[Member, ...]
-    group: pb.GroupSpec  # receiver_rank 0
+    groups: tuple[pb.GroupSpec, ...]  # one for each transport in use, receiver_rank 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,7 @@ class _Run:
         self.store = ("", 0)
         self.devices: dict[int, str] = {}  # rank to its device's UUID, empty on CPU
         self.sent: dict[int, dict[str, Any]] = {}  # rank to what it reported of its sending
-        self.transport: pb.Transport = pb.TRANSPORT_UNSPECIFIED  # chosen with the candidates
+        self.transports: dict[Member, pb.Transport] = {}  # chosen with the candidates
         self.settled: asyncio.Future[Settlement] = loop.create_future()
         self.finished: asyncio.Future[epochs.Finish] = loop.create_future()
         self.clocks: list[asyncio.TimerHandle] = []
@@ -89,7 +91,7 @@ class _Run:
 class Updates:
     """Who takes part in pushing a version, and how it ended. `record` gets a line an epoch (pushes.jsonl)."""
 
-    def __init__(self, attendance: Attendance, snapshots: Snapshots, *, transports: Transports, limits: Limits, record: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, attendance: Attendance, snapshots: Snapshots, *, transports: Transports, limits: Limits, record: Callable[[dict[str, Any]], None], generating_share: float = 0.0) -> None:
         self._attendance = attendance
         self._snapshots = snapshots
         self._transports = transports
@@ -98,6 +100,7 @@ class Updates:
         self._run: _Run | None = None
         self._blamed: set[Member] = set()  # in earlier attempts of this version
         self._has: dict[Member, int] = {}  # newest version that a replica reported whole
+        self._waves = Waves(generating_share=generating_share)
         # Unique over restarts of the gateway, since trainers and replicas outlive it; drawn, since a clock may be set back.
         self._last_number = secrets.randbits(48)
         self._group: tuple[int, tuple[Member, ...], str] | None = None  # of the last epoch that ended well
@@ -108,7 +111,7 @@ class Updates:
         """One rank's BeginUpdate. A key older than the running one has no members: other ranks skipped to a newer version."""
         run = self._run_of(key, num_ranks)
         if run is None:
-            return Settlement(epoch=0, members=(), group=pb.GroupSpec())
+            return Settlement(epoch=0, members=(), groups=())
         if rank == 0:
             run.store = store
         run.devices[rank] = device
@@ -135,6 +138,9 @@ class Updates:
             self._has.pop(replica.member, None)
         if phase is Phase.LOADED:
             replica.update_succeeded()
+        if phase is Phase.FAILED and not report.epoch:
+            replica.update_failed(report.detail)  # a fetch: no epoch will say so
+        self._commit_more(self._waves.report(report.epoch, replica.member, phase))
         if phase is not None and self._run is not None and self._run.epoch.number == report.epoch:
             self._feed(self._run, epochs.Reported(replica.member, phase, report.detail))
 
@@ -142,6 +148,7 @@ class Updates:
         """The replica's stream ended."""
         member = (replica_id, incarnation)
         self._has.pop(member, None)
+        self._commit_more(self._waves.lost(member))
         if self._run is not None:
             self._feed(self._run, epochs.Reported(member, Phase.LOST, "its stream was lost"))
 
@@ -196,55 +203,56 @@ class Updates:
                 self._finish(run, action)
 
     def _candidates(self, run: _Run) -> tuple[Member, ...]:
-        """Attending replicas that lack the version and can be reached by the transport, by replica_id; one a device."""
+        """Attending replicas that lack the version and can be reached by some transport, by replica_id."""
         key = run.key
-        run.transport = self._transports.of_epoch(run.devices.values(), (r.claim.device_uuid for r in self._attendance.attending()))
-        if self._snapshots.find(key.version) is None or run.transport == pb.TRANSPORT_GRPC:
+        if self._snapshots.find(key.version) is None:
             return ()
-        chosen: list[Member] = []
-        devices: set[str] = set()
+        taken: set[str] = set()  # devices that receive by NCCL
         for replica in self._attendance.attending():
-            member, device = replica.member, replica.claim.device_uuid
+            member = replica.member
             has = max(replica.loaded_version, self._has.get(member, 0))
-            if has >= key.version or replica.left_out or member in self._blamed or run.transport not in replica.claim.transports:
+            if has >= key.version or replica.left_out or member in self._blamed:
                 continue
-            if run.transport == pb.TRANSPORT_NCCL and (why := shared_device(device, run.devices)):
+            transport, why = self._transports.of_replica(replica.claim, run.devices, taken)
+            if why:
                 replica.detail = why
-                continue
-            if run.transport == pb.TRANSPORT_NCCL and device and device in devices:
-                continue  # a collective over two ranks of one device is refused by NCCL; the second one fetches
-            devices.add(device)
-            chosen.append(member)
-        return tuple(chosen)
+            if transport == pb.TRANSPORT_UNSPECIFIED:
+                continue  # it fetches
+            if transport == pb.TRANSPORT_NCCL:
+                taken |= set(replica.claim.worker_devices or (replica.claim.device_uuid,)) - {""}
+            run.transports[member] = transport
+        return tuple(run.transports)
 
     def _settle(self, run: _Run, members: tuple[Member, ...], left_out: tuple[Member, ...]) -> None:
         number = run.epoch.number
         self._send_all(left_out, _abort(number, "the epoch was settled without this replica"))
         snapshot = self._snapshots.find(run.key.version)
         if snapshot is None or not members:
-            run.settled.set_result(Settlement(epoch=number, members=(), group=pb.GroupSpec()))
+            run.settled.set_result(Settlement(epoch=number, members=(), groups=()))
             self._feed(run, epochs.Abandoned())
             self._close(run, epochs.Finish((), False, False, (), ()))
             return
-        group = self._group_spec(run, members)
-        for position, member in enumerate(members):
-            spec = pb.GroupSpec()
-            spec.CopyFrom(group)
-            spec.receiver_rank = position + 1
-            self._attendance.send(member, pb.AttendResponse(begin_transfer=pb.BeginTransfer(epoch=number, group=spec, manifest=snapshot.manifest)))
+        hold = self._waves.begin(number, members, num_attending=len(self._attendance.attending()))
+        groups = self._groups(run, members)
+        for member, spec in groups.specs.items():
+            self._attendance.send(member, pb.AttendResponse(begin_transfer=pb.BeginTransfer(epoch=number, group=spec, manifest=snapshot.manifest, hold=hold)))
         logger.info("epoch %d: version %d goes to %s", number, run.key.version, ", ".join(name for name, _ in members))
         self._clock(run, self._limits.deadline_s, epochs.DeadlineOver(), only=epochs.State.TRANSFERRING)
-        run.settled.set_result(Settlement(epoch=number, members=members, group=group))
+        run.settled.set_result(Settlement(epoch=number, members=members, groups=groups.senders))
 
-    def _group_spec(self, run: _Run, members: tuple[Member, ...]) -> pb.GroupSpec:
-        """The group of this membership: that of the last epoch when it is the same and ended well, else a fresh one."""
+    def _groups(self, run: _Run, members: tuple[Member, ...]) -> Groups:
+        """The groups of this membership: those of the last epoch when it is the same and ended well, else fresh ones."""
         if self._group is None or self._group[:2] != (run.key.incarnation, members):
             self._group = (run.key.incarnation, members, f"{run.key.incarnation}-{run.epoch.number}")
-        return pb.GroupSpec(
-            transport=run.transport, store_host=run.store[0], store_port=run.store[1],
-            group_key=self._group[2], num_owners=run.epoch.num_ranks, num_receivers=len(members),
-            receiver_rank=0, collective_timeout_s=self._limits.collective_timeout_s,
+        common = pb.GroupSpec(
+            store_host=run.store[0], store_port=run.store[1], group_key=self._group[2], num_owners=run.epoch.num_ranks,
+            collective_timeout_s=self._limits.collective_timeout_s,
         )  # fmt: skip
+        workers = {replica.member: replica.claim.num_workers for replica in self._attendance.attending()}
+        return make_groups(common, [(member, run.transports[member], workers.get(member, 1)) for member in members])
+
+    def _commit_more(self, members: tuple[Member, ...]) -> None:
+        self._send_all(members, pb.AttendResponse(commit_update=pb.CommitUpdate(epoch=self._waves.epoch)))
 
     def _finish(self, run: _Run, finish: epochs.Finish) -> None:
         if not finish.clean:
@@ -277,7 +285,7 @@ def _line(run: _Run, finish: epochs.Finish) -> dict[str, Any]:
     """What pushes.jsonl keeps of an epoch: who sent how many bytes holding how many, and what became of each replica."""
     return {
         "epoch": run.epoch.number, "version": run.key.version, "attempt": run.key.attempt, "time_s": time.time(),
-        "transport": pb.Transport.Name(run.transport), "ranks": [run.sent[rank] for rank in sorted(run.sent)],
+        "transport": "+".join(sorted({pb.Transport.Name(run.transports[member]) for member, _, _ in finish.outcomes})), "ranks": [run.sent[rank] for rank in sorted(run.sent)],
         "members": [{"replica_id": member[0], "phase": phase.value, "detail": detail} for member, phase, detail in finish.outcomes],
         "retry": finish.retry,
     }  # fmt: skip

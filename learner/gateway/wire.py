@@ -155,7 +155,7 @@ def _key(number: int, num_bytes: int) -> bytes:
 
 
 def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:
-    return feed_pb2.BeginUpdateResponse(epoch=value.epoch, members=[name for name, _ in value.members], group=value.group)
+    return feed_pb2.BeginUpdateResponse(epoch=value.epoch, members=[name for name, _ in value.members], group=value.groups[0] if value.groups else None, other_groups=value.groups[1:])
 
 
 def sent(request: feed_pb2.EndUpdateRequest) -> dict[str, Any]:

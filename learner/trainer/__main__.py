@@ -24,6 +24,7 @@ from learner.process import complain, die_with_parent, log_to_stderr, next_incar
 from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions
+from learner.trainer.engine import engine_of
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
@@ -107,7 +108,10 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     """Sets everything up, trains, and ends in good order."""
     try:
         objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
-        policy = load_policy(model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
+        policy = load_policy(
+            model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
+            engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
+        )  # fmt: skip
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
         companions = load_companions(config, policy, model_dir, world)
     except ValueError as error:
@@ -121,8 +125,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     writer = SnapshotWriter(
-        policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes
-    )
+        policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes,
+        dtypes=config.push.dtypes, max_roots=config.push.max_roots, verify=config.push.verify,
+    )  # fmt: skip
     pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), deadline_s=config.push.deadline_s)
     parts = Parts(
         config=config,

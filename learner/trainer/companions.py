@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from learner.config import LearnerConfig
 from learner.trainer.companion import Companion, Following
+from learner.trainer.engine import engine_of
 from learner.trainer.model import Policy, load_policy
 from learner.trainer.world import World
 from protos.identity import resolve_model
@@ -37,5 +39,6 @@ def followed(companions: Companions) -> dict[str, Tensor]:
 
 
 def _load(config: LearnerConfig, folder: Path, world: World, following: Following, offload: bool) -> Companion:
-    model = load_policy(folder, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature)
+    engine = replace(engine_of(config.trainer, world.device), offload=False)  # a companion is moved whole, between its passes
+    model = load_policy(folder, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature, engine=engine)
     return Companion(model, following=following, device=world.device, offload=offload and world.device.type != "cpu")

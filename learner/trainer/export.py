@@ -1,7 +1,7 @@
 """A published snapshot as a Hugging Face folder, byte for byte, without gathering the model anywhere.
 
-The snapshot's slices are contiguous runs of bytes of each tensor, and a safetensors file is a header followed by each
-tensor's bytes: so exporting is copying ranges of files.
+The snapshot's slices are runs of bytes of each tensor, and a safetensors file is a header followed by each tensor's bytes: so
+exporting is copying ranges of files.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+
+import numpy as np
 
 from protos.manifest.v1alpha1 import manifest_pb2
 
@@ -58,10 +60,8 @@ def _write_tensors(snapshot_dir: Path, path: Path, manifest: manifest_pb2.Manife
         file.write(len(header).to_bytes(8, "little") + header)
         shards = {owner: stack.enter_context(_mapped(snapshot_dir / f"rank-{owner}.bin")) for owner in sorted({s.owner for s in manifest.slices})}
         for index, tensor in enumerate(manifest.tensors):
-            for piece in _pieces(manifest, index):
-                bucket = manifest.buckets[piece.bucket]
-                start = bucket.file_offset + piece.bucket_offset
-                file.write(shards[piece.owner][start : start + piece.num_bytes])
+            for data in _content(manifest, index, shards):
+                file.write(data)
             assert file.tell() == 8 + len(header) + _end(manifest, index), tensor.name
         file.flush()
         os.fsync(file.fileno())
@@ -70,6 +70,28 @@ def _write_tensors(snapshot_dir: Path, path: Path, manifest: manifest_pb2.Manife
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _content(manifest: manifest_pb2.Manifest, index: int, shards: Mapping[int, mmap.mmap]) -> Iterator[bytes]:
+    """A tensor's bytes in order; one that is cut by columns is put together first."""
+
+    def dense(piece: manifest_pb2.Slice) -> bytes:
+        start = manifest.buckets[piece.bucket].file_offset + piece.bucket_offset
+        return shards[piece.owner][start : start + piece.num_bytes]
+
+    mine = [piece for piece in manifest.slices if piece.tensor == index]
+    if all(piece.num_runs <= 1 for piece in mine):
+        yield from map(dense, _pieces(manifest, index))
+        return
+    whole, filled = np.empty(_num_bytes(manifest.tensors[index]), dtype=np.uint8), 0
+    for piece in mine:
+        runs = np.frombuffer(dense(piece), dtype=np.uint8).reshape(max(1, piece.num_runs), -1)
+        target = np.lib.stride_tricks.as_strided(whole[piece.tensor_offset :], runs.shape, (piece.stride_bytes or runs.shape[1], 1))
+        target[:] = runs
+        filled += runs.size
+    if filled != whole.size:
+        raise ValueError(f"snapshot of {manifest.tensors[index].name} has {filled} of {whole.size} bytes")
+    yield whole.tobytes()
 
 
 def _pieces(manifest: manifest_pb2.Manifest, index: int) -> Iterator[manifest_pb2.Slice]:

@@ -15,15 +15,21 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from learner.trainer.attention import NAME
+
 
 def build_on_meta(folder: Path, dtype: torch.dtype) -> nn.Module:
     """The architecture of folder/config.json with parameters on meta and buffers computed, on the CPU.
 
     Buffers are not in any file; made on meta they would be garbage after materialisation, so only parameters go there.
     """
-    config = AutoConfig.from_pretrained(folder)
+    return from_config_on_meta(AutoConfig.from_pretrained(folder), dtype)
+
+
+def from_config_on_meta(config: Any, dtype: torch.dtype) -> nn.Module:
+    """As build_on_meta, of a configuration. Args: config, transformers' own."""
     with _parameters_on_meta():
-        return cast(nn.Module, AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa"))
+        return cast(nn.Module, AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME))
 
 
 @contextmanager
@@ -42,17 +48,14 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def load_weights(model: nn.Module, folder: Path, device: torch.device) -> None:
+def load_weights(model: nn.Module, folder: Path, device: torch.device, *, buffers_on: torch.device | None = None) -> None:
     """Materialises a (sharded) meta model on device and fills every parameter and persistent buffer from folder/*.safetensors.
 
+    buffers_on: as of materialize.
     A tied head is one tensor. Raises ValueError naming tensors that the files lack, have beyond the model, have in another
     shape, or hold twice with different values.
     """
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    model.to_empty(device=device)
-    model.tie_weights()  # type: ignore[operator]
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
+    materialize(model, device, buffers_on=buffers_on)
     parameters = dict(model.named_parameters())
     with WeightFiles(folder) as files:
         aliases = _aliases(model, parameters)
@@ -63,6 +66,23 @@ def load_weights(model: nn.Module, folder: Path, device: torch.device) -> None:
         for alias, name in aliases.items():
             if alias in files.names():
                 _require_equal(parameters[name].detach(), files, alias, name)
+
+
+def materialize(model: nn.Module, device: torch.device, *, buffers_on: torch.device | None = None) -> None:
+    """Gives the parameters of a (sharded) meta model memory on device, their values still to come. buffers_on: where computed buffers go; None: device."""
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    model.tie_weights()  # type: ignore[operator]
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    if buffers_on is not None and buffers_on != device:
+        _move_buffers(model, buffers_on)
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
 
 
 def _aliases(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, str]:

@@ -1,42 +1,183 @@
-"""Log-probs of chosen tokens at the sampling temperature, and entropies where wanted, a chunk of tokens at a time.
+"""Log-probs of chosen tokens at the sampling temperature, and entropies where wanted, a tile of the vocabulary at a time.
 
-The matrix [tokens, vocabulary] is the largest tensor of a language model's loss. Each chunk's logits are computed, reduced to
-one or two numbers a token, thrown away, and computed again in the backward pass.
+The matrix [tokens, vocabulary] is the largest tensor of a language model's loss and never exists. Forward: each tile's logits are reduced to two or
+three numbers a token and thrown away. Backward: they are made again, and with the saved log of the normaliser each tile's gradient is elementwise:
+
+    d log p(t) / d z = 1[t] - p          d H / d z = -p (log p + H)
+
+Tiles run over the vocabulary first, so the weight's gradient is one product over all tokens, and the hidden states' is summed in float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from learner.algorithms.entropy import token_entropy
+CPU_TILE, CUDA_TILE = 1 << 24, 1 << 28  # logits of one tile; of bfloat16 a CUDA tile is 512 MiB
+BLOCK_TOKENS = 16_384  # tokens of one tile at most
+_CLASSES = 1024  # tiles hold a multiple of so many classes, except the last
 
-CHUNK_TOKENS = 1024
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """How hidden states become a distribution. Example: Head(temperature=0.7)"""
+
+    temperature: float  # as sampled: softmax(logits / temperature)
+    softcap: float | None = None  # logits are softcap * tanh(logits / softcap) before the temperature (Gemma 2)
+    float32: bool = False  # logits in float32 out of the compute dtype's inputs, instead of rounded to it
+    fused: bool = False  # elementwise parts compiled to one kernel each
+    tile: int | None = None  # logits of one tile; None: by device
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}; greedy samples have no distribution to train on")
 
 
-def token_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, temperature: float, chunk_tokens: int = CHUNK_TOKENS, with_entropy: bool = False
-) -> Tensor:
+def token_logprobs(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, head: Head, with_entropy: bool = False) -> Tensor:
     """log softmax(logits / temperature)[target], [num_targets], at least float32; with_entropy: [2, num_targets], the entropies below.
 
     Args: hidden [num_targets, width]; weight [vocabulary, width] and bias [vocabulary] of the output head; target [num_targets].
-    Raises ValueError when hidden and target disagree in number, or temperature is not above 0.
+    Raises ValueError when hidden and target disagree in number.
     """
     if hidden.dim() != 2 or target.shape != hidden.shape[:1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and target {tuple(target.shape)} must be [n, width] and [n] of one n")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}; greedy samples have no distribution to train on")
-    pieces = [
-        checkpoint(_chunk, h, weight, bias, t, temperature, with_entropy, use_reentrant=False, preserve_rng_state=False)
-        for h, t in zip(hidden.split(chunk_tokens), target.split(chunk_tokens), strict=True)
-    ]
-    return torch.cat(pieces, dim=-1)
+    apply: Any = _Scores.apply
+    logprob, entropy = cast("tuple[Tensor, Tensor]", apply(hidden, weight, bias, target, head, with_entropy))
+    return torch.stack([logprob, entropy]) if with_entropy else logprob
 
 
-def _chunk(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, with_entropy: bool) -> Tensor:
-    logits = functional.linear(hidden, weight, bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    logprob = logits.gather(1, target[:, None])[:, 0] - torch.logsumexp(logits, dim=1)
-    return torch.stack([logprob, token_entropy(logits)]) if with_entropy else logprob
+class _Scores(torch.autograd.Function):
+    """(log-prob, entropy) of each token; the entropy is empty unless wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, head: Head, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        reduce = _fused(_reduced) if head.fused else _reduced
+        picked, norms, entropies = None, [], []
+        for classes in _class_blocks(weight.shape[0], hidden, head):
+            parts = [reduce(_logits(hidden[tokens], weight, bias, classes, head), target[tokens] - classes.start, head.temperature, head.softcap, with_entropy) for tokens in _token_blocks(hidden)]
+            found, norm, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
+            picked = found if picked is None else picked + found
+            norms.append(norm)
+            entropies.append(entropy)
+        norm = torch.logsumexp(torch.stack(norms), dim=0)
+        assert picked is not None
+        whole = torch.zeros_like(norm[:0])
+        if with_entropy:
+            each = torch.stack(norms)
+            whole = ((each - norm).exp() * (torch.stack(entropies) + norm - each)).sum(0)
+        ctx.head, ctx.with_entropy = head, with_entropy
+        ctx.save_for_backward(hidden, weight, bias, target, norm, whole)
+        return picked - norm, whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, target, norm, entropy = ctx.saved_tensors
+        head, with_entropy = ctx.head, ctx.with_entropy
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[1], bias is not None and ctx.needs_input_grad[2]
+        slope = _fused(_slope) if head.fused else _slope
+        d_hidden = torch.zeros_like(hidden, dtype=norm.dtype) if wants_hidden else None
+        d_weight = torch.empty_like(weight) if wants_weight else None
+        d_bias = torch.empty_like(bias) if wants_bias else None
+        blocks = _token_blocks(hidden)
+        for classes in _class_blocks(weight.shape[0], hidden, head):
+            of_weight: Tensor | None = None
+            of_bias: Tensor | None = None
+            for tokens in blocks:
+                logits = _logits(hidden[tokens], weight, bias, classes, head)
+                given = (grads[0][tokens], grads[1][tokens] if with_entropy else None, norm[tokens], entropy[tokens] if with_entropy else None)
+                d_logits = slope(logits, target[tokens] - classes.start, *given, head.temperature, head.softcap).to(hidden.dtype)
+                del logits
+                if d_hidden is not None:
+                    d_hidden[tokens] += _product(d_logits, weight[classes], norm.dtype)
+                if wants_weight:
+                    part = _product(d_logits.t(), hidden[tokens], norm.dtype if len(blocks) > 1 else weight.dtype)
+                    of_weight = part if of_weight is None else of_weight + part
+                if wants_bias:
+                    total = d_logits.sum(0, dtype=norm.dtype)
+                    of_bias = total if of_bias is None else of_bias + total
+            if d_weight is not None and of_weight is not None:
+                d_weight[classes] = of_weight
+            if d_bias is not None and of_bias is not None:
+                d_bias[classes] = of_bias
+        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias, None, None, None
+
+
+def _token_blocks(hidden: Tensor) -> list[slice]:
+    """At least one, so that a row without targets takes part in every collective."""
+    return [slice(start, min(start + BLOCK_TOKENS, hidden.shape[0])) for start in range(0, max(hidden.shape[0], 1), BLOCK_TOKENS)]
+
+
+def _class_blocks(num_classes: int, hidden: Tensor, head: Head) -> Iterator[slice]:
+    tile = head.tile or (CUDA_TILE if hidden.is_cuda else CPU_TILE)
+    size = max(1, tile // max(1, min(hidden.shape[0], BLOCK_TOKENS)))
+    if size >= _CLASSES:
+        size -= size % _CLASSES
+    return (slice(start, min(start + size, num_classes)) for start in range(0, num_classes, size))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: slice, head: Head) -> Tensor:
+    own = None if bias is None else bias[classes]
+    if not head.float32 or hidden.dtype.itemsize >= 4:
+        return functional.linear(hidden, weight[classes], own)
+    made = _product(hidden, weight[classes].t(), torch.float32)
+    return made if own is None else made + own
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """left @ right, summed in float32 at least and not rounded in between."""
+    if left.dtype == dtype:
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=dtype)
+    return left.to(dtype) @ right.to(dtype)
+
+
+def _shaped(logits: Tensor, temperature: float, softcap: float | None) -> Tensor:
+    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap is not None:
+        values = softcap * torch.tanh(values / softcap)
+    return values / temperature
+
+
+def _reduced(logits: Tensor, local: Tensor, temperature: float, softcap: float | None, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a tile: the target's logit where it lies inside (else 0), the log of the normaliser, and the entropy of the tile by itself. Each [tokens]."""
+    values = _shaped(logits, temperature, softcap)
+    inside = (local >= 0) & (local < values.shape[1])
+    picked = values.gather(1, local.clamp(0, values.shape[1] - 1)[:, None])[:, 0]
+    norm = torch.logsumexp(values, dim=1)
+    entropy = norm[:0]
+    if with_entropy:
+        logprob = values - norm[:, None]
+        probability = logprob.exp()
+        entropy = -(probability * logprob.masked_fill(probability == 0, 0.0)).sum(1)  # a logit of -inf adds 0 and not NaN
+    return torch.where(inside, picked, torch.zeros_like(picked)), norm, entropy
+
+
+def _slope(
+    logits: Tensor, local: Tensor, of_logprob: Tensor, of_entropy: Tensor | None, norm: Tensor, entropy: Tensor | None, temperature: float, softcap: float | None
+) -> Tensor:  # fmt: skip
+    """Gradient [tokens, classes] of a tile's raw logits."""
+    values = _shaped(logits, temperature, softcap)
+    logprob = values - norm[:, None]
+    probability = logprob.exp()
+    chosen = torch.arange(values.shape[1], device=values.device)[None, :] == local[:, None]
+    slope = of_logprob[:, None] * (chosen.to(values.dtype) - probability)
+    if of_entropy is not None and entropy is not None:
+        slope = slope - of_entropy[:, None] * probability * (logprob.masked_fill(probability == 0, 0.0) + entropy[:, None])
+    slope = slope / temperature
+    return slope if softcap is None else slope * (1 - (values * temperature / softcap).square())
+
+
+_FUSED: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled once, for any number of tokens."""
+    if function not in _FUSED:
+        _FUSED[function] = torch.compile(function, dynamic=True)
+    return _FUSED[function]

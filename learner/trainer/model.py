@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from learner.trainer.engine import Engine, fitted, hidden_states, layers_of, prepare_layers, windows_of
 from learner.trainer.loading import build_on_meta, load_weights
-from learner.trainer.logprob import CHUNK_TOKENS, token_logprobs
-from learner.trainer.mask import attention_mask
+from learner.trainer.logprob import Head, token_logprobs
 from learner.trainer.packing import Row
 
 # Config fields with which a model changes its logits after the head, and the value that means "does not".
-_HEAD_CHANGES: dict[str, float | None] = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0}
+_HEAD_CHANGES: dict[str, float | None] = {"logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class Policy(nn.Module):
@@ -25,28 +28,25 @@ class Policy(nn.Module):
     `causal_lm` keeps Hugging Face's parameter names; whoever needs names (snapshot, checkpoint) takes them from there.
     """
 
-    def __init__(self, causal_lm: nn.Module, *, temperature: float, chunk_tokens: int = CHUNK_TOKENS) -> None:
-        """Raises ValueError for a model whose logits or attention this forward pass would not reproduce."""
+    def __init__(self, causal_lm: nn.Module, *, temperature: float, engine: Engine = Engine(), tile: int | None = None) -> None:
+        """tile: logits computed at a time; None: by device. Raises ValueError for a model whose logits or attention this forward pass would not reproduce."""
         super().__init__()
         refuse_unknown_forms(causal_lm)
         self.causal_lm = causal_lm
-        self._temperature = temperature
-        self._chunk_tokens = chunk_tokens
+        self.engine = fitted(engine, causal_lm)
+        self._windows = windows_of(causal_lm)
+        softcap = getattr(causal_lm.config, "final_logit_softcapping", None)
+        self._head = Head(temperature=temperature, softcap=softcap, float32=engine.float32_head, fused=self.engine.compile, tile=tile)
 
     def forward(self, row: Row, *, with_entropy: bool = False) -> Tensor:
         """Log-probs [num_targets] of a row's targets under softmax(logits / temperature), at least float32.
 
         with_entropy: [2, num_targets], log-probs and the entropy of the distribution that each target was drawn from.
         """
-        decoder = cast(nn.Module, self.causal_lm.base_model)
-        mask = attention_mask(row.document, row.branch)
-        output = decoder(input_ids=row.ids[None], position_ids=row.position[None], attention_mask=mask, use_cache=False)
-        hidden = output.last_hidden_state[0]
-        if hidden.shape[0] != row.ids.numel():
-            raise ValueError(f"the model answered {hidden.shape[0]} positions for {row.ids.numel()} ids; a model that inserts tokens cannot be trained here")
+        hidden = hidden_states(cast(nn.Module, self.causal_lm.base_model), row, self.engine, self._windows)
         head = output_head(self.causal_lm)
         bias = cast("Tensor | None", getattr(head, "bias", None))
-        return token_logprobs(hidden[row.query], cast(Tensor, head.weight), bias, row.target, temperature=self._temperature, chunk_tokens=self._chunk_tokens, with_entropy=with_entropy)
+        return token_logprobs(hidden[row.query], cast(Tensor, head.weight), bias, row.target, head=self._head, with_entropy=with_entropy)
 
 
 def output_head(causal_lm: nn.Module) -> nn.Module:
@@ -62,36 +62,60 @@ def refuse_unknown_forms(causal_lm: nn.Module) -> None:
         if value is not None and value != neutral:
             raise ValueError(f"model sets {name}={value}, which changes its logits after the head; only models with {name}={neutral} can be trained")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)):
-        raise ValueError(f"model has layers of types {sorted(kinds)} and sliding_window={getattr(config, 'sliding_window', None)}; only full attention in every layer can be trained")
+    if not kinds <= _LAYER_TYPES:
+        raise ValueError(f"model has layers of types {sorted(kinds)}; only {' and '.join(sorted(_LAYER_TYPES))} can be trained in packed rows")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ValueError("model sets use_bidirectional_attention=true: a token would see what follows it; only causal models can be trained")
 
 
-def load_policy(folder: Path, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype = torch.float32) -> Policy:
+def load_policy(
+    folder: Path, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype = torch.float32, engine: Engine = Engine(), freeze: Sequence[str] = ()
+) -> Policy:  # fmt: skip
     """The policy of a Hugging Face folder, sharded over the mesh, each rank reading only its own rows from the files.
 
     A single rank that computes in master_dtype has nothing to shard or cast and keeps plain parameters: sharding over one
     rank copies every weight for each row, a tenth of the time of a 135 M model's row on a CPU. Master weights are kept in master_dtype, computed with in compute_dtype, and gradients are summed (not averaged) over
     ranks in master_dtype. Dropout is off: the model stays in eval mode, which changes nothing else in a decoder.
-    Raises ValueError when folder and architecture do not fit.
+    freeze: patterns of parameter names that are not trained. Raises ValueError when folder and architecture do not fit.
     """
     causal_lm = build_on_meta(folder, master_dtype)
-    policy = Policy(causal_lm, temperature=temperature)
-    if mesh.size() > 1 or compute_dtype != master_dtype:
-        shard(policy, mesh=mesh, compute_dtype=compute_dtype, reduce_dtype=master_dtype)
-    load_weights(causal_lm, folder, torch.device(mesh.device_type))
+    policy = wrapped(causal_lm, mesh=mesh, compute_dtype=compute_dtype, temperature=temperature, master_dtype=master_dtype, engine=engine, freeze=freeze)
+    load_weights(causal_lm, folder, torch.device("cpu" if engine.offload else mesh.device_type), buffers_on=torch.device(mesh.device_type))
     return policy.eval()
 
 
-def shard(policy: Policy, *, mesh: DeviceMesh, compute_dtype: torch.dtype, reduce_dtype: torch.dtype) -> None:
-    """FSDP2 over the mesh: every decoder layer by itself, the rest with the root."""
+def wrapped(
+    causal_lm: nn.Module, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype, engine: Engine, freeze: Sequence[str] = ()
+) -> Policy:  # fmt: skip
+    """A model on meta as a policy, compiled and sharded, its weights still to come (load_policy)."""
+    policy = Policy(causal_lm, temperature=temperature, engine=engine)
+    freeze_matching(causal_lm, freeze)
+    layers = layers_of(causal_lm)
+    prepare_layers(layers, policy.engine)
+    if mesh.size() > 1 or compute_dtype != master_dtype or engine.offload:
+        shard(policy, layers, mesh=mesh, compute_dtype=compute_dtype, reduce_dtype=master_dtype, offload=engine.offload)
+    return policy
+
+
+def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Parameters whose name has a match of a pattern (re.search) are not trained. Raises ValueError for one without a match, and when none is left."""
+    for pattern in patterns:
+        found = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
+        if not found:
+            raise ValueError(f"trainer.freeze: no parameter's name matches {pattern!r}; names look like {next(iter(dict(model.named_parameters())))}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"trainer.freeze={list(patterns)} leaves nothing to train; use narrower patterns")
+
+
+def shard(root: nn.Module, layers: Sequence[nn.Module], *, mesh: DeviceMesh, compute_dtype: torch.dtype, reduce_dtype: torch.dtype, offload: bool = False) -> None:
+    """FSDP2 over the mesh: every layer by itself, the rest with the root."""
     precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-    names = set(getattr(policy.causal_lm, "_no_split_modules", None) or [])
-    layers = [module for module in policy.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ValueError(f"model {type(policy.causal_lm).__name__} does not say which modules are its layers (_no_split_modules={sorted(names)}); it cannot be sharded layer by layer")
-    for module in [*layers, policy]:
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+    for module in [*layers, root]:
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy())
         sharded = cast(FSDPModule, module)
         # The loss already carries the global denominator, so gradients add up. Plain sums, as gloo knows no scaled ones.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+

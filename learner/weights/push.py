@@ -169,7 +169,7 @@ class Pusher:
         """One epoch's sending; its failure is part of the answer."""
         began, error = time.monotonic(), ""
         try:
-            sent_bytes, peak_bytes = self._sender.send(begin.group, version, snapshot, deadline_s=self._deadline_s)
+            sent_bytes, peak_bytes = self._sender.send([begin.group, *begin.other_groups], version, snapshot, deadline_s=self._deadline_s)
         except TransferError as failure:
             sent_bytes, peak_bytes, error = self._sender.sent_bytes, self._sender.peak_bytes, str(failure)
             log.warning("version %d to %s: %s", version, ", ".join(begin.members), error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -15,60 +17,64 @@ from protos.weights.receiver import bounded, owner_address, roles
 
 
 class OpenSnapshot:
-    """This rank's file of a snapshot, mapped: it stays readable after the folder is removed."""
+    """What this rank sends of a snapshot, mapped: its own file, and those of its node that it is the root of. It stays readable after
+    the folder is removed."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        mine = [bucket for bucket in snapshot.plan.buckets if bucket.owner == snapshot.rank]
-        self.spans = [(bucket.file_offset, bucket.num_bytes) for bucket in mine]
-        self._data = torch.empty(0, dtype=torch.uint8)
-        if mine:
-            with (snapshot.folder / f"rank-{snapshot.rank}.bin").open("rb") as file:
-                # A private map: torch wants writable memory, and nothing writes to it.
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self._data = torch.frombuffer(memory, dtype=torch.uint8)
+        self._buckets = [bucket for bucket in snapshot.plan.buckets if bucket.root == snapshot.rank]
+        self.sizes = [bucket.num_bytes for bucket in self._buckets]
+        self._files = {owner: _mapped(snapshot.folder / f"rank-{owner}.bin") for owner in {bucket.owner for bucket in self._buckets}}
 
     def bucket(self, number: int) -> torch.Tensor:
         """The rank's bucket by its own count, uint8 [num_bytes], a view of the file."""
-        start, size = self.spans[number]
-        return self._data[start : start + size]
+        bucket = self._buckets[number]
+        return self._files[bucket.owner][bucket.file_offset : bucket.file_offset + bucket.num_bytes]
+
+
+def _mapped(path: Path) -> torch.Tensor:
+    with path.open("rb") as file:
+        # A private map: torch wants writable memory, and nothing writes to it.
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class Sender:
-    """Keeps the group of the last epoch while its key is unchanged; any failure closes it. Used by the push thread alone."""
+    """Keeps the groups of the last epoch while their keys are unchanged; any failure closes them. Used by the push thread alone."""
 
     def __init__(self, rank: int, device: torch.device, cancelled: threading.Event) -> None:
         self._rank = rank
         self._device = device
         self._cancelled = cancelled
-        self._group: TransferGroup | None = None
-        self._key = ""
+        self._groups: dict[str, TransferGroup] = {}
         self.sent_bytes = 0  # of the last send, also where it failed
         self.peak_bytes = 0  # most bucket bytes held at once in it
 
-    def send(self, spec: learner_pb2.GroupSpec, version: int, snapshot: OpenSnapshot, *, deadline_s: float) -> tuple[int, int]:
-        """Blocks until all receivers took all buckets. (bytes sent, peak bytes). Raises TransferError by the deadline."""
+    def send(self, specs: Sequence[learner_pb2.GroupSpec], version: int, snapshot: OpenSnapshot, *, deadline_s: float) -> tuple[int, int]:
+        """Blocks until all receivers of all groups took all buckets. (bytes sent, peak bytes). Raises TransferError by the deadline."""
         self.sent_bytes = self.peak_bytes = 0
-        if not snapshot.spans:
-            return 0, 0  # owns nothing, so receivers expect no group of it
+        if not snapshot.sizes:
+            return 0, 0  # is no root, so receivers expect no group of it
         end = time.monotonic() + deadline_s
         try:
-            group = self._connect(spec, end)
-            self._send_buckets(group, spec, version, snapshot, end)
+            self._connect(specs, end)
+            self._send_buckets(specs, version, snapshot, end)
         except BaseException:
             self.close()
             raise
         return self.sent_bytes, self.peak_bytes
 
-    def _send_buckets(self, group: TransferGroup, spec: learner_pb2.GroupSpec, version: int, snapshot: OpenSnapshot, end: float) -> None:
-        """One collective at a time; the next bucket is loaded while one is under way."""
-        buffers = self._buffers(spec, max(size for _, size in snapshot.spans))
+    def _send_buckets(self, specs: Sequence[learner_pb2.GroupSpec], version: int, snapshot: OpenSnapshot, end: float) -> None:
+        """One collective at a time, over all groups; the next bucket is loaded while one is under way."""
+        buffers = self._buffers(specs, max(snapshot.sizes))
         pending: tuple[Pending, int] | None = None
-        for number, (_, size) in enumerate(snapshot.spans):
-            what = f"its bucket {number} of {len(snapshot.spans)} ({size} bytes) of version {version}"
-            data = self._load(snapshot.bucket(number), buffers, number)
-            self._finish(pending)
-            timeout_s = bounded(spec.collective_timeout_s, end)
-            pending = group.start(data, root=0, what=what, timeout_s=timeout_s), size
+        for number, size in enumerate(snapshot.sizes):
+            what = f"its bucket {number} of {len(snapshot.sizes)} ({size} bytes) of version {version}"
+            on_host = snapshot.bucket(number)
+            on_device = self._load(on_host, buffers, number) if buffers else on_host
+            for spec in specs:
+                self._finish(pending)
+                data = on_host if spec.transport == learner_pb2.TRANSPORT_GLOO else on_device
+                pending = self._groups[_key(spec)].start(data, root=0, what=what, timeout_s=bounded(spec.collective_timeout_s, end)), size
         self._finish(pending)
 
     def _finish(self, pending: tuple[Pending, int] | None) -> None:
@@ -78,40 +84,42 @@ class Sender:
             self.sent_bytes += size
 
     def close(self) -> None:
-        """Closes the group; returns at once."""
-        if self._group is not None:
-            self._group.close()
-        self._group, self._key = None, ""
+        """Closes the groups; returns at once."""
+        for group in self._groups.values():
+            group.close()
+        self._groups = {}
 
-    def _connect(self, spec: learner_pb2.GroupSpec, end: float) -> TransferGroup:
-        key = f"{spec.store_host}:{spec.store_port}/{spec.group_key}"
-        if self._group is None or key != self._key:
+    def _connect(self, specs: Sequence[learner_pb2.GroupSpec], end: float) -> None:
+        wanted = {_key(spec): spec for spec in specs}
+        if self._groups.keys() - wanted.keys():
             self.close()
-            self._group = TransferGroup.connect(
-                owner_address(spec, self._rank),
-                rank=0,
-                roles=roles(spec, self._rank),
-                timeout_s=bounded(spec.collective_timeout_s, end),
-                device=self._device if spec.transport == learner_pb2.TRANSPORT_NCCL else torch.device("cpu"),
-                cancelled=self._cancelled,
-            )
-            self._key = key
-        return self._group
+        for key, spec in wanted.items():
+            if key not in self._groups:
+                self._groups[key] = TransferGroup.connect(
+                    owner_address(spec, self._rank),
+                    rank=0,
+                    roles=roles(spec, self._rank),
+                    timeout_s=bounded(spec.collective_timeout_s, end),
+                    device=torch.device("cpu") if spec.transport == learner_pb2.TRANSPORT_GLOO else self._device,
+                    cancelled=self._cancelled,
+                )
 
-    def _buffers(self, spec: learner_pb2.GroupSpec, largest_bytes: int) -> list[torch.Tensor]:
-        """Two device buckets for NCCL; none for gloo, which sends straight from the mapped file."""
-        if spec.transport != learner_pb2.TRANSPORT_NCCL:
+    def _buffers(self, specs: Sequence[learner_pb2.GroupSpec], largest_bytes: int) -> list[torch.Tensor]:
+        """Two device buckets for NCCL and IPC; none where all goes by gloo, which sends straight from the mapped file."""
+        if all(spec.transport == learner_pb2.TRANSPORT_GLOO for spec in specs):
             self.peak_bytes = largest_bytes
             return []
         self.peak_bytes = 2 * largest_bytes
         return [torch.empty(largest_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
 
     def _load(self, data: torch.Tensor, buffers: list[torch.Tensor], number: int) -> torch.Tensor:
-        if not buffers:
-            return data
         target = buffers[number % 2][: len(data)]
         stream = torch.cuda.Stream(self._device)  # not behind the training step's kernels
         with torch.cuda.stream(stream):
             target.copy_(data)
         stream.synchronize()
         return target
+
+
+def _key(spec: learner_pb2.GroupSpec) -> str:
+    return f"{spec.store_host}:{spec.store_port}/{spec.group_key}"

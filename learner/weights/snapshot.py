@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from learner.weights.plan import TransferPlan, make_plan
+from learner.weights.announce import Probe, Verify, manifest_of
+from learner.weights.plan import MAX_ROOTS, Run, TransferPlan, make_plan
 from learner.weights.shards import gather_int64, read_shards
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.staging import DTYPES, digest
 
 _PARENT = Path("/dev/shm")
-
 
 def snapshot_root(run_id: str) -> Path:
     """Folder of a run's snapshots on this node: `/dev/shm/headrace-<run_id>`."""
@@ -60,25 +61,28 @@ class SnapshotWriter:
         incarnation: int,
         served_dtype: str,
         bucket_bytes: int,
+        dtypes: Mapping[str, str] | None = None,
+        max_roots: int = MAX_ROOTS,
+        verify: Verify = "digest",
         group: dist.ProcessGroup | None = None,
         keep: int = 2,
     ) -> None:
-        if served_dtype not in DTYPES:
-            raise ValueError(f"served dtype {served_dtype!r} is none of {', '.join(DTYPES)}")
+        unknown = sorted({served_dtype, *(dtypes or {}).values()} - DTYPES.keys())
+        if unknown:
+            raise ValueError(f"served dtype {', '.join(map(repr, unknown))} is none of {', '.join(DTYPES)}")
         self._group = group
         self._world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self._rank = dist.get_rank(group) if dist.is_initialized() else 0
         self._root = root
         self._incarnation = incarnation
-        self._dtype_name = served_dtype
-        self._dtype = DTYPES[served_dtype]
+        self._verify: Verify = verify
         self._keep = keep
-        self._shards = read_shards(model, itemsize=self._dtype.itemsize, group=group, world_size=self._world_size)
-        self.plan = make_plan(self._shards.tensors, self._shards.rows, num_owners=self._world_size, bucket_bytes=bucket_bytes)
+        self._shards = read_shards(model, served_dtype=served_dtype, dtypes=dtypes, group=group, world_size=self._world_size)
+        self.plan = make_plan(self._shards.tensors, self._shards.held, bucket_bytes=bucket_bytes, max_roots=max_roots, hosts=self._shards.hosts)
 
-    def write(self, policy_step: int) -> Snapshot:
+    def write(self, policy_step: int, probe: Probe | None = None) -> Snapshot:
         """Collective over all ranks; this rank's file is complete when it returns, and on rank 0 the whole snapshot. Rank 0
-        writes manifest.bin last and removes all but the newest `keep` snapshots.
+        writes manifest.bin last and removes all but the newest `keep` snapshots. `probe` travels with the version (verify: logprobs).
 
         Raises OSError on every rank when one of them could not write, for instance because shared memory is full.
         """
@@ -95,7 +99,7 @@ class SnapshotWriter:
         if failure is not None:
             raise OSError(failure.errno, f"snapshot of policy step {policy_step}: {failure.strerror}; {self.plan.total_bytes} bytes a version, {self._keep + 1} of them at a time", str(folder)) from failure
         if self._rank == 0:
-            self._publish(folder, policy_step, by_owner)
+            self._publish(folder, manifest_of(self.plan, policy_step=policy_step, digests=by_owner, verify=self._verify, probe=probe))
         return Snapshot(
             folder=folder,
             policy_step=policy_step,
@@ -122,20 +126,30 @@ class SnapshotWriter:
                 return self._fill(memory)
 
     def _fill(self, memory: mmap.mmap) -> list[int]:
-        target = torch.frombuffer(memory, dtype=self._dtype)
         for run in self.plan.runs:
             if run.owner == self._rank:
-                first, count = run.file_offset // self._dtype.itemsize, run.num_bytes // self._dtype.itemsize
-                local = self._shards.local(run.tensor)
+                dtype = DTYPES[self.plan.tensors[run.tensor].dtype]
+                target = torch.frombuffer(memory, dtype=dtype, offset=run.file_offset, count=run.num_bytes // dtype.itemsize)
                 # Casts on the source's device, to nearest even; a blocking copy, so nothing is in flight afterwards.
-                target[first : first + count].copy_(local.reshape(-1).to(self._dtype))
+                target.copy_(self._part(run).reshape(-1).to(dtype))
+                del target  # the map cannot be closed while it looks into it
+        if self._verify == "off":
+            return [0] * sum(piece.owner == self._rank for piece in self.plan.slices)
         starts = [bucket.file_offset for bucket in self.plan.buckets]
         data = np.frombuffer(memory, dtype=np.uint8)
         mine = [piece for piece in self.plan.slices if piece.owner == self._rank]
         spans = [(starts[piece.bucket] + piece.bucket_offset, piece.num_bytes) for piece in mine]
         digests = [digest(data[start : start + count]) for start, count in spans]
-        del data, target  # the map cannot be closed while they look into it
+        del data
         return digests
+
+    def _part(self, run: Run) -> torch.Tensor:
+        """The rank's own part of a tensor, or what of it the rank sends."""
+        part, box = self._shards.local(run.tensor), self._shards.held[run.tensor][self._rank]
+        assert box is not None, "a rank sends only what it holds"
+        for dim, ((first, _), (start, count)) in enumerate(zip(box, run.box, strict=True)):
+            part = part.narrow(dim, start - first, count)
+        return part
 
     def _exchange(self, digests: list[int], *, failed: bool) -> list[list[int]]:
         """Digests of every rank, as int64 over the trainer's group; raises OSError where another rank failed."""
@@ -150,33 +164,12 @@ class SnapshotWriter:
             raise OSError(f"trainer ranks {others} could not write their part of the snapshot; their own logs say why")
         return [[int(value) for value in part[1 : 1 + count]] for part, count in zip(received, counts, strict=True)]
 
-    def _publish(self, folder: Path, policy_step: int, by_owner: list[list[int]]) -> None:
-        manifest = self._manifest(policy_step, by_owner)
+    def _publish(self, folder: Path, manifest: manifest_pb2.Manifest) -> None:
         partial = folder / "manifest.partial"
         partial.write_bytes(manifest.SerializeToString())
         partial.rename(folder / "manifest.bin")
         for old in self._folders()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
-
-    def _manifest(self, policy_step: int, by_owner: list[list[int]]) -> manifest_pb2.Manifest:
-        """Version and lineage are the gateway's to fill in."""
-        manifest = manifest_pb2.Manifest(policy_step=policy_step)
-        for tensor in self.plan.tensors:
-            manifest.tensors.add(name=tensor.name, shape=tensor.shape, dtype=self._dtype_name)
-        rest = [iter(digests) for digests in by_owner]
-        for piece in self.plan.slices:
-            manifest.slices.add(
-                tensor=piece.tensor,
-                tensor_offset=piece.tensor_offset,
-                num_bytes=piece.num_bytes,
-                owner=piece.owner,
-                bucket=piece.bucket,
-                bucket_offset=piece.bucket_offset,
-                digest=next(rest[piece.owner]),
-            )
-        for bucket in self.plan.buckets:
-            manifest.buckets.add(owner=bucket.owner, num_bytes=bucket.num_bytes, file_offset=bucket.file_offset)
-        return manifest
 
     def _folders(self) -> list[Path]:
         """Snapshot folders, oldest first: incarnations are times, steps only grow inside one."""

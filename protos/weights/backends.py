@@ -1,4 +1,4 @@
-"""gloo and NCCL process groups made directly, so that their failures are errors here and never the process's end.
+"""gloo, NCCL and CUDA IPC groups made directly, so that their failures are errors here and never the process's end.
 
 NCCL: torch reads its failure handling from the environment once, in the constructor of each group, so `make_nccl` sets it
 around that one constructor and puts back what was there: the trainer's default group keeps its own. For the push group:
@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from protos.weights.ipc import IpcGroup
 
 _LOCK = threading.Lock()
 _NCCL_ENVIRONMENT = {
@@ -70,8 +72,20 @@ def make_nccl(store: dist.Store, host: str, port: int, rank: int, size: int, tim
                     os.environ[name] = value
 
 
+def make_ipc(store: dist.Store, host: str, port: int, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
+    """Learner and replica on one GPU (protos/weights/ipc.py)."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+    return IpcGroup(store, rank, size, device)
+
+
 def broadcast(backend: Any, tensor: torch.Tensor, root: int, timeout_s: float, abandoned: threading.Event) -> None:
     """Blocks until done. gloo: raises RuntimeError by itself at the timeout. NCCL: until `abandoned` is set at the latest."""
+    if isinstance(backend, IpcGroup):
+        assert root == 0, "the root of an IPC group is its rank 0"
+        backend.broadcast(tensor, timeout_s, abandoned)
+        return
     options = dist.BroadcastOptions()
     options.rootRank = root
     options.rootTensor = 0
@@ -95,6 +109,9 @@ def abort(backend: Any) -> None:
     """Ends what runs (NCCL) and frees the group; may block, so never call it on a thread that somebody waits for."""
     if isinstance(backend, dist.ProcessGroupGloo):
         return  # dropping the last reference joins its threads, which end at their collective's own timeout
+    if isinstance(backend, IpcGroup):
+        backend.close()
+        return
     backend.abort()
 
 

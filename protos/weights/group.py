@@ -29,7 +29,8 @@ import torch.distributed as dist
 from protos.weights import backends
 from protos.weights.errors import TransferError
 
-Transport = Literal["gloo", "nccl"]
+Transport = Literal["gloo", "nccl", "ipc"]
+_MAKERS = {"gloo": backends.make_gloo, "nccl": backends.make_nccl, "ipc": backends.make_ipc}
 _POLL_S = 0.2  # how late a cancel flag is seen; results are seen at once
 _ASK_S = 0.02  # between two looks for peers
 _EXIT_S = 3.0  # a process that ends waits so long for groups that are being freed
@@ -183,8 +184,7 @@ class TransferGroup:
         self._store = dist.PrefixStore(address.key, store)
         self._store.set(f"here/{self.rank}", "1")
         self._await_peers(end)
-        make = backends.make_gloo if address.transport == "gloo" else backends.make_nccl
-        self._backend = make(self._store, address.host, address.port, self.rank, len(self.roles), remaining(), self.device)
+        self._backend = _MAKERS[address.transport](self._store, address.host, address.port, self.rank, len(self.roles), remaining(), self.device)
 
     def _await_peers(self, end: float) -> None:
         """Asks instead of blocking in the store: a thread that is given up must end, since one that sits in torch while the

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -24,7 +25,7 @@ from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
 from protos.weights.receiver import Receiver
-from protos.weights.staging import Staging, VerifiedStaging, check_names
+from protos.weights.staging import Keep, Staging, VerifiedStaging, check_names, read_buckets
 
 Phase = Literal["empty", "receiving", "ready", "failed"]
 
@@ -47,14 +48,18 @@ class Landing:
     an NCCL group receives; groups are kept between updates while the group key is unchanged.
 
     `expected`: (Hugging Face name, shape) of every tensor of the model, where the engine knows them; a manifest with other
-    names or shapes is then refused before any byte moves.
+    names or shapes is then refused before any byte moves. `worker`, `keep`: of several workers, which this is and what it keeps.
     """
 
-    def __init__(self, device: torch.device | None = None, expected: Sequence[tuple[str, Sequence[int]]] | None = None) -> None:
+    def __init__(
+        self, device: torch.device | None = None, expected: Sequence[tuple[str, Sequence[int]]] | None = None, *, worker: int = 0, keep: Keep | None = None
+    ) -> None:
         self._device = device or torch.device("cpu")
         self._expected = expected
+        self._worker = worker
+        self._keep = keep
         self._lock = threading.Lock()
-        self._receiver = Receiver(self._device)
+        self._receiver = self._new_receiver()
         self._cancelled = threading.Event()
         self._started = 0.0
         self._state = _EMPTY
@@ -70,7 +75,12 @@ class Landing:
 
     def begin_chunks(self, manifest: bytes) -> None:
         """Opens staging for chunks of a FetchWeights stream. Raises TransferError for a manifest that is not this model's."""
-        self._chunks = Staging(self._open(manifest), self._device)
+        self._chunks = Staging(self._open(manifest), self._device, self._keep)
+
+    def begin_folder(self, folder: str, manifest: bytes) -> None:
+        """Starts reading a folder's bucket files (protos/weights/mirror.py); poll state() as after begin_receive."""
+        parsed = self._open(manifest)
+        threading.Thread(target=self._read, args=(self._cancelled, Path(folder), parsed), name="weights-read", daemon=True).start()
 
     def write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         """Raises TransferError when the chunk does not lie inside the manifest's bucket."""
@@ -115,12 +125,20 @@ class Landing:
             self._cancelled = threading.Event()
             self._state, self._verified, self._chunks = _EMPTY, None, None
             if running:  # its thread closes the groups; the next update starts with none
-                self._receiver = Receiver(self._device)
+                self._receiver = self._new_receiver()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the last transfer by collectives: staging and buckets."""
+        return self._receiver.peak_bytes
 
     def close(self) -> None:
         """discard, and the groups are closed."""
         self.discard()
         self._receiver.close()
+
+    def _new_receiver(self) -> Receiver:
+        return Receiver(self._device, worker=self._worker, keep=self._keep)
 
     def _open(self, manifest: bytes) -> manifest_pb2.Manifest:
         self.discard()
@@ -141,8 +159,15 @@ class Landing:
         timeout_s: float,
     ) -> None:
         """The receiving thread."""
+        self._run(cancelled, lambda: receiver.receive(spec, manifest, timeout_s=timeout_s, cancelled=cancelled))
+
+    def _read(self, cancelled: threading.Event, folder: Path, manifest: manifest_pb2.Manifest) -> None:
+        """The reading thread."""
+        self._run(cancelled, lambda: read_buckets(folder, manifest, self._device, keep=self._keep, cancelled=cancelled))
+
+    def _run(self, cancelled: threading.Event, work: Callable[[], VerifiedStaging]) -> None:
         try:
-            verified = receiver.receive(spec, manifest, timeout_s=timeout_s, cancelled=cancelled)
+            verified = work()
         except Exception as error:  # supervised edge: state() reports it, the driver logs and counts it
             self._end(cancelled, "failed", f"{error}" if isinstance(error, TransferError) else f"{type(error).__name__}: {error}", None)
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ import torch
 import xxhash
 
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.blocks import Part, blocks, whole_part
 from protos.weights.errors import TransferError
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # wide copies are what a GPU is good at
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMED = 8  # tensors named in a message; the rest is counted
 
@@ -23,19 +27,37 @@ def digest(data: npt.NDArray[np.uint8]) -> int:
 
 
 class VerifiedStaging:
-    """All tensors of one version, every byte received once and every slice's digest checked. Made by `Staging.verify`."""
+    """All tensors of one version (or a worker's parts of them), every byte received once and every slice's digest checked. Made by
+    `Staging.verify`."""
 
-    def __init__(self, manifest: manifest_pb2.Manifest, storage: Sequence[torch.Tensor]) -> None:
+    def __init__(self, manifest: manifest_pb2.Manifest, storage: Sequence[torch.Tensor], parts: Sequence[Part]) -> None:
         self._manifest = manifest
         self._storage = storage
+        self._parts = parts
 
     @property
     def version(self) -> int:
         return self._manifest.version
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds."""
+        return sum(storage.numel() for storage in self._storage)
+
+    def parts(self) -> Iterator[tuple[str, torch.dtype, Part, torch.Tensor]]:
+        """(Hugging Face name, dtype, what of the tensor is kept, uint8 [part.num_rows, part.num_bytes]), in manifest order."""
+        for tensor, storage, part in zip(self._manifest.tensors, self._storage, self._parts, strict=True):
+            yield tensor.name, DTYPES[tensor.dtype], part, storage.view(part.num_rows, part.num_bytes)
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, tensor of the manifest's shape and dtype), in manifest order. Views of the staging memory."""
-        for tensor, storage in zip(self._manifest.tensors, self._storage, strict=True):
+        """(Hugging Face name, tensor of the manifest's shape and dtype), in manifest order. Views of the staging memory; of a tensor
+        kept in part a scratch tensor, made when it is asked for, whose other bytes are unset."""
+        for tensor, storage, part in zip(self._manifest.tensors, self._storage, self._parts, strict=True):
+            if not part.is_whole:
+                scratch = torch.empty(part.total_rows, part.row_bytes, dtype=torch.uint8, device=storage.device)
+                rows = slice(part.first_row, part.first_row + part.num_rows)
+                scratch[rows, part.first_byte : part.first_byte + part.num_bytes] = storage.view(part.num_rows, part.num_bytes)
+                storage = scratch.view(-1)
             yield tensor.name, storage.view(DTYPES[tensor.dtype]).view(tuple(tensor.shape))
 
 
@@ -46,24 +68,30 @@ class Staging:
     (sender and receiver would cut differently), unknown dtypes, names twice.
     """
 
-    def __init__(self, manifest: manifest_pb2.Manifest, device: torch.device | None = None) -> None:
+    def __init__(self, manifest: manifest_pb2.Manifest, device: torch.device | None = None, keep: Keep | None = None) -> None:
+        """keep: from (name, shape, itemsize) to the part of a tensor that is kept (None: all of every tensor)."""
         self.manifest = manifest
-        self._by_bucket = _checked(manifest)
+        self._by_bucket = checked(manifest)
         device = device or torch.device("cpu")
-        self._storage = [torch.empty(tensor_bytes(t), dtype=torch.uint8, device=device) for t in manifest.tensors]
+        self._parts = [(keep or _keep_all)(t.name, tuple(t.shape), DTYPES[t.dtype].itemsize) for t in manifest.tensors]
+        self._storage = _allocated([part.size for part in self._parts], device)
         self._good = [False] * len(manifest.slices)
+        self._unverified = manifest.verify == manifest_pb2.VERIFY_OFF
         self._partial: dict[int, tuple[npt.NDArray[np.uint8], int]] = {}  # bucket to (bytes, how many came)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds."""
+        return sum(storage.numel() for storage in self._storage)
 
     def write_bucket(self, bucket: int, data: torch.Tensor) -> None:
         """A whole bucket, uint8 [num_bytes] on the CPU or on staging's device. A slice with another digest stays missing."""
-        host = data if data.device.type == "cpu" else data.cpu()
-        array = host.numpy()
+        array = np.empty(0, dtype=np.uint8) if self._unverified else data.cpu().numpy()
         for index in self._by_bucket[bucket]:
             piece = self.manifest.slices[index]
             start, stop = piece.bucket_offset, piece.bucket_offset + piece.num_bytes
-            if digest(array[start:stop]) == piece.digest:
-                at = piece.tensor_offset
-                self._storage[piece.tensor][at : at + piece.num_bytes].copy_(data[start:stop])
+            if self._unverified or digest(array[start:stop]) == piece.digest:
+                place(piece, self._parts[piece.tensor], data[start:stop], self._storage[piece.tensor])
                 self._good[index] = True
 
     def write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
@@ -86,7 +114,7 @@ class Staging:
         """Raises TransferError naming every tensor of which a slice did not come or came with other bytes."""
         bad = [index for index, good in enumerate(self._good) if not good]
         if not bad:
-            return VerifiedStaging(self.manifest, self._storage)
+            return VerifiedStaging(self.manifest, self._storage, self._parts)
         names = list(dict.fromkeys(self.manifest.tensors[self.manifest.slices[index].tensor].name for index in bad))
         raise TransferError(
             f"version {self.manifest.version}: {len(bad)} of {len(self._good)} slices did not come or differ from their digest, in {len(names)} of "
@@ -94,11 +122,49 @@ class Staging:
         )
 
 
+def _allocated(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    """Raises TransferError with the arithmetic where the device has no room."""
+    try:
+        return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+    except torch.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info(device)
+        raise TransferError(
+            f"staging of {sum(sizes)} bytes does not fit on {device}, which has {free} of {total} bytes free; lower gpu_memory_fraction by at least "
+            f"{max(0.01, (sum(sizes) - free) / total):.2f}; the old weights stay"
+        ) from None
+
+
+Keep = Callable[[str, tuple[int, ...], int], Part]
+
+
+def _keep_all(name: str, shape: tuple[int, ...], itemsize: int) -> Part:
+    return whole_part(shape, itemsize)
+
+
+def place(piece: manifest_pb2.Slice, part: Part, data: torch.Tensor, storage: torch.Tensor) -> None:
+    """Copies a slice's bytes (uint8, dense) to where they belong in the storage of what is kept of its tensor."""
+    for block in blocks(part, offset=piece.tensor_offset, num_bytes=piece.num_bytes, num_runs=piece.num_runs, stride_bytes=piece.stride_bytes):
+        word = _WORDS[math.gcd(8, block.source + data.storage_offset(), block.source_stride, block.target + storage.storage_offset(), block.target_stride, block.num_bytes, data.untyped_storage().data_ptr(), storage.untyped_storage().data_ptr())]
+        rows = [(data, block.source, block.source_stride), (storage, block.target, block.target_stride)]
+        source, target = (
+            tensor.as_strided((block.num_rows, block.num_bytes), (stride or block.num_bytes, 1), tensor.storage_offset() + first) for tensor, first, stride in rows
+        )  # fmt: skip
+        target.view(word).copy_(source.view(word))
+
+
 def from_folder(folder: Path, device: torch.device | None = None) -> VerifiedStaging:
     """Reads a snapshot folder (manifest.bin and rank-R.bin). Raises TransferError as a transfer would, and for short files."""
-    manifest = manifest_pb2.Manifest.FromString((folder / "manifest.bin").read_bytes())
-    staging = Staging(manifest, device)
+    return read_buckets(folder, manifest_pb2.Manifest.FromString((folder / "manifest.bin").read_bytes()), device)
+
+
+def read_buckets(
+    folder: Path, manifest: manifest_pb2.Manifest, device: torch.device | None = None, *, keep: Keep | None = None, cancelled: threading.Event | None = None
+) -> VerifiedStaging:
+    """Reads every bucket out of the folder's rank-R.bin. Raises TransferError as a transfer would, for short files, and once cancelled."""
+    staging = Staging(manifest, device, keep)
     for index, bucket in enumerate(manifest.buckets):
+        if cancelled is not None and cancelled.is_set():
+            raise TransferError(f"reading {folder} was given up")
         path = folder / f"rank-{bucket.owner}.bin"
         data = np.fromfile(path, dtype=np.uint8, count=bucket.num_bytes, offset=bucket.file_offset)
         if len(data) != bucket.num_bytes:
@@ -131,7 +197,7 @@ def tensor_bytes(tensor: manifest_pb2.Tensor) -> int:
     return count
 
 
-def _checked(manifest: manifest_pb2.Manifest) -> list[list[int]]:
+def checked(manifest: manifest_pb2.Manifest) -> list[list[int]]:
     """Indexes of the slices of each bucket, once the manifest is found sound."""
     names = [tensor.name for tensor in manifest.tensors]
     if len(set(names)) != len(names):
@@ -144,13 +210,22 @@ def _checked(manifest: manifest_pb2.Manifest) -> list[list[int]]:
         by_bucket[piece.bucket].append(index)
         by_tensor[piece.tensor].append(index)
     for t, tensor in enumerate(manifest.tensors):
-        spans = [(manifest.slices[i].tensor_offset, manifest.slices[i].num_bytes) for i in by_tensor[t]]
+        spans = [span for i in by_tensor[t] for span in _spans(manifest.slices[i])]
         _check_cover(f"tensor {tensor.name}", spans, tensor_bytes(tensor))
     for b, bucket in enumerate(manifest.buckets):
         spans = [(manifest.slices[i].bucket_offset, manifest.slices[i].num_bytes) for i in by_bucket[b]]
         inside = _some(list(dict.fromkeys(names[manifest.slices[i].tensor] for i in by_bucket[b])))
         _check_cover(f"bucket {b} (with {inside})", spans, bucket.num_bytes)
     return by_bucket
+
+
+def _spans(piece: manifest_pb2.Slice) -> list[tuple[int, int]]:
+    """The runs of a slice. Raises TransferError where they are not equal."""
+    runs = max(1, piece.num_runs)
+    if piece.num_bytes % runs:
+        raise TransferError(f"a slice of {piece.num_bytes} bytes is not {runs} equal runs")
+    length = piece.num_bytes // runs
+    return [(piece.tensor_offset + run * piece.stride_bytes, length) for run in range(runs)]
 
 
 def _check_cover(what: str, spans: list[tuple[int, int]], size: int) -> None:

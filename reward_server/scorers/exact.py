@@ -18,7 +18,11 @@ def score(
     ignore_case: bool = False,
     ignore_space: bool = True,
 ) -> float | Unscored:
-    """1 when the completion equals the record's answer (or one of a list), else 0."""
+    """1 when the completion equals the record's answer (or one of a list), else 0.
+
+    Example: answer `New York`, completion ` New  York`: 1. Source: exact match as in SQuAD (Rajpurkar et al. 2016, section 6.1), without
+    its dropping of articles and punctuation. Limits: strings; `11` and `11.0` differ (last_number, math).
+    """
     gold = gold_texts(fields, field)
     if isinstance(gold, Unscored):
         return gold

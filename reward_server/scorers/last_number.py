@@ -6,7 +6,9 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from reward_server.outcome import Unscored
 from reward_server.scorers.gold import gold_texts
@@ -18,23 +20,21 @@ _BEFORE_DETACHED_SIGN = "=<>(,:*/+^\N{ALMOST EQUAL TO}\N{MULTIPLICATION SIGN}\N{
 
 
 def score(
-    prompt: str, completion: str, fields: Mapping[str, Any], *, field: str = "answer", tolerance: float = 0.0
+    prompt: str, completion: str, fields: Mapping[str, Any], *, field: str = "answer", tolerance: Annotated[float, Field(ge=0)] = 0.0
 ) -> float | Unscored:
-    """1 when the completion's last number is the record's answer (within `tolerance`), else 0."""
+    """1 when the completion's last number is the record's answer (within `tolerance`), else 0.
+
+    Example: answer 11, completion `6 + 5 = 11.`: 1. Source: Cobbe et al. 2021 (GSM8K) compare final numbers; the rule for signs is ours.
+    Limits: decimal points, not commas; `1/3` ends in 3; no numbers in words.
+    """
     gold = gold_texts(fields, field)
     if isinstance(gold, Unscored):
         return gold
     wanted = [as_number(text) for text in gold]
     if None in wanted:
-        return Unscored(f"field {field!r} must hold a number for this scorer, it is {fields[field]!r}")
+        return Unscored(f"field {field!r} must hold a number for this scorer, it is {fields[field]!r:.200}", "bad_reference")
     given = last_number(completion)
     return float(given is not None and any(_equal(given, each, tolerance) for each in wanted if each is not None))
-
-
-def check(*, field: str = "answer", tolerance: float = 0.0) -> None:
-    """Raises ValueError for a tolerance that is negative or NaN."""
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance={tolerance} must be at least 0")
 
 
 def last_number(text: str) -> Decimal | None:

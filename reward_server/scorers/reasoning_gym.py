@@ -23,7 +23,11 @@ def score(
     extract: Extract = "raw",
     threshold: float = 0.0,
 ) -> float | tuple[float, dict[str, float]] | Unscored:
-    """score_answer(extracted answer, the record's entry); with a threshold 1 from there on and 0 below."""
+    """score_answer(extracted answer, the record's entry); with a threshold 1 from there on and 0 below.
+
+    Example: dataset `chain_sum`, extract `last_number`, entry answer `-4`, completion `4 - 1 - 7 = -4.`: 1. Source: the data set's own rule
+    (Stojanovski et al. 2025, "Reasoning Gym"). Limits: tuples of an entry's metadata arrive as lists.
+    """
     record = fields.get(entry, fields)
     if not isinstance(record, Mapping) or "answer" not in record:
         return Unscored(f'neither field {entry!r} nor the record itself holds the data set\'s entry with "answer"; the record has {sorted(fields)}')

@@ -21,7 +21,11 @@ def score(
     whole: bool = False,
     ignore_case: bool = False,
 ) -> float | Unscored:
-    """1 when the pattern is found (with `field`: when the last match captured the record's answer), else 0."""
+    """1 when the pattern is found (with `field`: when the last match captured the record's answer), else 0.
+
+    Example: pattern `<answer>(.*?)</answer>`, field `answer`. whole: the pattern must match from end to end.
+    Limits: Python's `re`, which backtracks: a pattern that takes too long is killed at the scorer's limit.
+    """
     compiled = _compiled(pattern, ignore_case)
     if not field:
         return float(bool(compiled.fullmatch(completion) if whole else compiled.search(completion)))

@@ -1,6 +1,6 @@
 """Drives one replica's weight updates: orders of the learner in, calls on the engine, reports out.
 
-    driver = UpdateDriver(engine, fetch=fetch)          # fetch(have_version) opens LearnerService.FetchWeights
+    driver = UpdateDriver(engine, source=source)        # fetching.py: the learner, its peers, or a shared folder
     task = asyncio.create_task(driver.run())
     driver.welcome(newest_version)                      # after each handshake of Attend
     driver.order(response)                              # each AttendResponse; orders not about weights are ignored
@@ -19,18 +19,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
+from rollout_server.weights.fetching import Source
 from rollout_server.weights.transaction import Action, ActionKind, Event, EventKind, Phase, State, advance
 
 log = logging.getLogger("headrace.rollout.weights")
 
 _TICK_S = 0.05
-_PREPARED_S = 30.0  # an epoch that was prepared but never begun is not waited for longer
+_PREPARED_S = 30.0  # an epoch that was prepared but never begun, or held but never committed, is not waited for longer
 _LONGEST_BACKOFF_S = 30.0
 _MARGIN_S = 5.0  # the engine's own deadline comes first: its error says more
 
@@ -49,6 +51,7 @@ class CommitTimes:
     """Example: CommitTimes(pause_s=0.03)"""
 
     pause_s: float  # from pause to resume: nothing was drawn
+    pieces_s: dict[str, float] = field(default_factory=dict)  # of it, by name in the order they ended
 
 
 class CommitError(RuntimeError):
@@ -65,6 +68,9 @@ class Updatable(Protocol):
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         """Receives by collectives into staging and verifies (protos/weights/landing.py). Raises when it could not. May be
         cancelled; `discard` follows then."""
+
+    async def stage_folder(self, folder: Path, manifest: bytes, timeout_s: float) -> None:
+        """Reads a version's bucket files (rank-R.bin) from a folder of this machine into staging and verifies. As `receive`."""
 
     async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
         """Receives (bucket, offset, data) into staging and verifies. Raises when it could not. May be cancelled likewise."""
@@ -84,14 +90,17 @@ class UpdateDriver:
         self,
         engine: Updatable,
         *,
-        fetch: Callable[[int], AsyncIterator[pb.FetchWeightsResponse]],
+        source: Source,
         catch_up_s: float = 2.0,
         receive_timeout_s: float = 300.0,
+        keep_mirror: bool = False,
     ) -> None:
+        """keep_mirror: what was fetched is kept for peers and for deltas also where pushes follow."""
         self._engine = engine
-        self._fetch = fetch
+        self._source = source
         self._catch_up_s = catch_up_s
         self._receive_timeout_s = receive_timeout_s
+        self._keep_mirror = keep_mirror
         self._state = State(loaded=engine.loaded_version)
         self._attached = False
         self._transfers: dict[int, pb.BeginTransfer] = {}  # by epoch, while it may be received
@@ -100,6 +109,7 @@ class UpdateDriver:
         self._running: tuple[Action, asyncio.Task[Event | None]] | None = None
         self._reports: asyncio.Queue[pb.UpdateReport] = asyncio.Queue()
         self._transfer_s = self._pause_s = 0.0
+        self._pieces_s: dict[str, float] = {}
         self._num_failures = 0  # in a row
 
     @property
@@ -130,7 +140,7 @@ class UpdateDriver:
             self._reports.get_nowait()
 
     def order(self, response: pb.AttendResponse) -> None:
-        """Takes published, prepare_update, begin_transfer and abort_update; never blocks."""
+        """Takes published, prepare_update, begin_transfer, abort_update and commit_update; never blocks."""
         match response.WhichOneof("message"):
             case "published":
                 self._apply(Event(kind=EventKind.PUBLISHED, version=response.published.version))
@@ -141,7 +151,9 @@ class UpdateDriver:
                 begin = response.begin_transfer
                 if begin.epoch == self._state.epoch:
                     self._transfers = {begin.epoch: begin}
-                self._apply(Event(kind=EventKind.BEGIN, epoch=begin.epoch, version=begin.manifest.version))
+                self._apply(Event(kind=EventKind.BEGIN, epoch=begin.epoch, version=begin.manifest.version, hold=begin.hold))
+            case "commit_update":
+                self._apply(Event(kind=EventKind.COMMIT, epoch=response.commit_update.epoch))
             case "abort_update":
                 abort = response.abort_update
                 self._apply(Event(kind=EventKind.ABORT, epoch=abort.epoch, detail=abort.reason))
@@ -173,6 +185,8 @@ class UpdateDriver:
             log.warning("version %d %s: %s", before.version, event.kind.name.lower(), event.detail)
         elif event.kind is EventKind.COMMITTED:
             self._num_failures = 0
+            if before.epoch and not self._keep_mirror:
+                self._source.mirror.remove()  # a push brought it: what was fetched once is only memory
             log.info("version %d loaded: transfer %.3f s, pause %.3f s", event.version, self._transfer_s, self._pause_s)
         for action in actions:
             if action.kind in _PHASES:
@@ -196,6 +210,7 @@ class UpdateDriver:
         report = pb.UpdateReport(epoch=action.epoch, version=action.version, phase=_PHASES[action.kind], detail=action.detail, state=serving)
         if action.kind is ActionKind.REPORT_LOADED:
             report.transfer_s, report.pause_s = self._transfer_s, self._pause_s
+            report.pieces_s.update(self._pieces_s)
         return report
 
     async def _run_lane(self) -> None:
@@ -241,13 +256,18 @@ class UpdateDriver:
         await asyncio.wait_for(call, self._receive_timeout_s + _MARGIN_S)
 
     async def _stage(self) -> int:
-        """Fetches the newest version into staging; its number. A base that was never updated says it has none."""
-        stream = self._fetch(0 if self._state.stale else self._state.loaded)
-        first = await anext(stream)
-        if first.WhichOneof("message") != "manifest":
-            raise RuntimeError("FetchWeights began with a chunk instead of the manifest")
-        await self._engine.stage_chunks(first.manifest.SerializeToString(), _chunks(stream))
-        return first.manifest.version
+        """Fetches the newest version into staging; its number. Nothing is built upon after a commit that broke."""
+        mirror = self._source.mirror
+        if self._state.stale:
+            mirror.doubt()
+        await self._source.bring(self._state.newest)
+        try:
+            await self._engine.stage_folder(mirror.folder, mirror.manifest.SerializeToString(), self._receive_timeout_s)
+        except BaseException:
+            mirror.doubt()
+            raise
+        mirror.confirm()
+        return mirror.manifest.version
 
     async def _commit(self, version: int) -> Event:
         try:
@@ -256,7 +276,7 @@ class UpdateDriver:
             return Event(kind=EventKind.BROKEN, version=version, detail=_words(error))
         except Exception as error:  # supervised edge, as in _execute
             return Event(kind=EventKind.REFUSED, version=version, detail=_words(error))
-        self._pause_s = times.pause_s
+        self._pause_s, self._pieces_s = times.pause_s, times.pieces_s
         return Event(kind=EventKind.COMMITTED, version=version)
 
     async def _clock(self) -> None:
@@ -265,7 +285,7 @@ class UpdateDriver:
         phase, since = self._state.phase, loop.time()
         while True:
             await asyncio.sleep(_TICK_S)
-            waits = self._attached and self._state.behind and self._state.phase in (Phase.IDLE, Phase.PREPARED)
+            waits = self._attached and self._state.behind and self._state.phase in (Phase.IDLE, Phase.PREPARED, Phase.HELD)
             if not waits or self._state.phase is not phase:
                 phase, since = self._state.phase, loop.time()
             if waits and loop.time() - since >= self._patience_s():
@@ -274,16 +294,11 @@ class UpdateDriver:
 
     def _patience_s(self) -> float:
         """At once for a replica that can serve nothing of this run, catch_up_s for others; longer after failures in a row."""
-        if self._state.phase is Phase.PREPARED:
+        if self._state.phase in (Phase.PREPARED, Phase.HELD):
             return _PREPARED_S
         if self._num_failures == 0:
             return self._catch_up_s if self._state.loaded and not self._state.stale else 0.0
         return min(self._catch_up_s * 2.0 ** (self._num_failures - 1), max(_LONGEST_BACKOFF_S, self._catch_up_s))
-
-
-async def _chunks(stream: AsyncIterator[pb.FetchWeightsResponse]) -> AsyncIterator[tuple[int, int, bytes]]:
-    async for response in stream:
-        yield response.chunk.bucket, response.chunk.offset, response.chunk.data
 
 
 def _words(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
     IDLE --prepare--> PREPARED --begin--> RECEIVING --received--> COMMITTING --committed--> IDLE (new version)
       |                                       | failed/abort: discard, old version serves
+      |                                       +--received, to be held--> HELD --commit--> COMMITTING
       +--behind--> FETCHING --fetched--> COMMITTING
 
 `stale` is a flag beside the phase: a commit failed after weights were touched; nothing is served until a commit succeeds.
@@ -19,6 +20,7 @@ class Phase(Enum):
     IDLE = auto()
     PREPARED = auto()  # said READY, waits for begin
     RECEIVING = auto()  # collectives run, the old version serves
+    HELD = auto()  # whole and verified; commits when told, so that others go on drawing
     FETCHING = auto()  # FetchWeights runs, the old version serves
     COMMITTING = auto()  # the engine applies; cannot be given up
 
@@ -27,9 +29,10 @@ class EventKind(Enum):
     PREPARE = auto()  # PrepareUpdate(epoch, version)
     BEGIN = auto()  # BeginTransfer(epoch, version)
     ABORT = auto()  # AbortUpdate(epoch)
+    COMMIT = auto()  # CommitUpdate(epoch)
     DETACHED = auto()  # the Attend stream was lost
     PUBLISHED = auto()  # version is the newest (also from Welcome)
-    BEHIND = auto()  # the driver's clock: behind for catch_up_s in no epoch
+    BEHIND = auto()  # the driver's clock: behind for too long, in no epoch or in one that does not go on
     RECEIVED = auto()  # the engine's receive of `version` ended well
     FETCHED = auto()  # the engine staged `version` from a fetch
     FAILED = auto()  # receive or fetch ended with an error
@@ -58,6 +61,7 @@ class Event:
     epoch: int = 0  # of orders; 0 for the rest
     version: int = 0
     detail: str = ""  # with ABORT, FAILED, REFUSED and BROKEN: why
+    hold: bool = False  # with BEGIN: commit only on COMMIT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +84,7 @@ class State:
     loaded: int = 0  # sampled from; 0 is the base
     newest: int = 0  # heard of
     stale: bool = False
+    hold: bool = False  # of the running epoch
 
     @property
     def behind(self) -> bool:
@@ -96,7 +101,7 @@ def advance(state: State, event: Event) -> Step:
 
 
 def _idle(state: State, **changes: object) -> State:
-    return replace(state, phase=Phase.IDLE, epoch=0, version=0, **changes)  # type: ignore[arg-type]
+    return replace(state, phase=Phase.IDLE, epoch=0, version=0, hold=False, **changes)  # type: ignore[arg-type]
 
 
 def _prepare(state: State, event: Event) -> Step:
@@ -108,8 +113,10 @@ def _prepare(state: State, event: Event) -> Step:
         return state, (_action(ActionKind.DECLINED, answer, f"version {state.loaded} is loaded"),)
     if state.phase is Phase.FETCHING and state.version >= event.version:
         return state, (_action(ActionKind.DECLINED, answer, f"version {state.version} is being fetched"),)
-    given_up = (Action(kind=ActionKind.DISCARD),) if state.phase in (Phase.RECEIVING, Phase.FETCHING) else ()
-    prepared = replace(state, phase=Phase.PREPARED, epoch=event.epoch, version=event.version)
+    if state.phase is Phase.HELD and state.version >= event.version:
+        return state, (_action(ActionKind.DECLINED, answer, f"version {state.version} is received and waits to be committed"),)
+    given_up = (Action(kind=ActionKind.DISCARD),) if state.phase in (Phase.RECEIVING, Phase.FETCHING, Phase.HELD) else ()
+    prepared = replace(state, phase=Phase.PREPARED, epoch=event.epoch, version=event.version, hold=False)
     return prepared, (*given_up, _action(ActionKind.READY, answer))
 
 
@@ -118,18 +125,24 @@ def _begin(state: State, event: Event) -> Step:
     if state.phase is not Phase.PREPARED or (state.epoch, state.version) != (event.epoch, event.version):
         why = f"epoch {event.epoch} was not prepared: the replica is {state.phase.name} with epoch {state.epoch}, version {state.version}"
         return state, (_action(ActionKind.REPORT_FAILED, answer, why),)
-    return replace(state, phase=Phase.RECEIVING), (_action(ActionKind.RECEIVE, answer),)
+    return replace(state, phase=Phase.RECEIVING, hold=event.hold), (_action(ActionKind.RECEIVE, answer),)
 
 
 def _abort(state: State, event: Event) -> Step:
-    if state.epoch != event.epoch or state.phase not in (Phase.PREPARED, Phase.RECEIVING):
+    if state.epoch != event.epoch or state.phase not in (Phase.PREPARED, Phase.RECEIVING, Phase.HELD):
         return state, ()
     return _idle(state), _given_up(state)
 
 
+def _commit(state: State, event: Event) -> Step:
+    if state.phase is not Phase.HELD or state.epoch != event.epoch:
+        return state, ()
+    return replace(state, phase=Phase.COMMITTING), (Action(kind=ActionKind.COMMIT, epoch=state.epoch, version=state.version),)
+
+
 def _detached(state: State, event: Event) -> Step:
     """The learner forgot this replica's epoch; a fetch or a commit under way goes on, its report is not awaited."""
-    if state.phase in (Phase.PREPARED, Phase.RECEIVING):
+    if state.phase in (Phase.PREPARED, Phase.RECEIVING, Phase.HELD):
         return _idle(state), _given_up(state)
     return replace(state, epoch=0), ()
 
@@ -139,7 +152,9 @@ def _published(state: State, event: Event) -> Step:
 
 
 def _behind(state: State, event: Event) -> Step:
-    """Also out of PREPARED: an epoch that never began is not waited for."""
+    """Also out of PREPARED: an epoch that never began is not waited for. What is HELD for too long is committed: nobody will say so."""
+    if state.phase is Phase.HELD:
+        return _commit(state, replace(event, epoch=state.epoch))
     if state.phase not in (Phase.IDLE, Phase.PREPARED) or not state.behind:
         return state, ()
     fetching = replace(state, phase=Phase.FETCHING, epoch=0, version=state.newest)
@@ -150,6 +165,8 @@ def _received(state: State, event: Event) -> Step:
     if state.phase is not Phase.RECEIVING or state.version != event.version:
         return state, ()
     answer = {"epoch": state.epoch, "version": state.version}
+    if state.hold:
+        return replace(state, phase=Phase.HELD), (_action(ActionKind.REPORT_RECEIVED, answer),)
     return replace(state, phase=Phase.COMMITTING), (_action(ActionKind.REPORT_RECEIVED, answer), _action(ActionKind.COMMIT, answer))
 
 
@@ -186,7 +203,7 @@ def _broken(state: State, event: Event) -> Step:
 
 
 def _given_up(state: State) -> tuple[Action, ...]:
-    return (Action(kind=ActionKind.DISCARD),) if state.phase is Phase.RECEIVING else ()
+    return (Action(kind=ActionKind.DISCARD),) if state.phase in (Phase.RECEIVING, Phase.HELD) else ()
 
 
 def _report(state: State, kind: ActionKind, detail: str = "") -> tuple[Action, ...]:
@@ -202,6 +219,7 @@ _RULES = {
     EventKind.PREPARE: _prepare,
     EventKind.BEGIN: _begin,
     EventKind.ABORT: _abort,
+    EventKind.COMMIT: _commit,
     EventKind.DETACHED: _detached,
     EventKind.PUBLISHED: _published,
     EventKind.BEHIND: _behind,

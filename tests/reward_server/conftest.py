@@ -16,7 +16,9 @@ from protos.reward.v1alpha1 import reward_pb2 as pb
 from protos.reward.v1alpha1.reward_pb2_grpc import RewardServiceStub, add_RewardServiceServicer_to_server
 from reward_server.accounts import Limits, ScorerSpec
 from reward_server.outcome import Outcome
+from reward_server.plane import Plane
 from reward_server.pool import Pool
+from reward_server.scorers_at_work import ProcessScorer, ScorersAtWork
 from reward_server.servicer import RewardServicer
 
 FOLDER = Path(__file__).parent
@@ -30,6 +32,13 @@ def spec(use: str, limit_s: float = 1.0, **args: Any) -> ScorerSpec:
 _USER = {"one", "behaves", "tells_length", "weighted", "slowly", "waits", "blocks", "judge"}
 
 
+def struct(fields: dict[str, Any]) -> bytes:
+    """A record's fields as they travel."""
+    made = Struct()
+    made.update(fields)
+    return made.SerializeToString()
+
+
 class Calls:
     """A pool under test: `await calls.all(0, ["1", "sleep"])` gives the outcomes in order."""
 
@@ -38,9 +47,7 @@ class Calls:
 
     def submit(self, scorer: int, completion: str, fields: dict[str, Any] | None = None, owner: Any = "owner") -> asyncio.Future[Outcome]:
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        struct = Struct()
-        struct.update(fields or {})
-        self.pool.submit(scorer=scorer, owner=owner, prompt="", completion=completion, fields=struct.SerializeToString(), answer=answered.set_result)
+        self.pool.submit(scorer=scorer, owner=owner, prompt="", completion=completion, fields=struct(fields or {}), answer=answered.set_result)
         return answered
 
     async def all(self, scorer: int, completions: Iterable[str], fields: dict[str, Any] | None = None) -> list[Outcome]:
@@ -70,16 +77,18 @@ async def make_calls() -> AsyncIterator[MakeCalls]:
 async def serving(*specs: ScorerSpec, max_pending: int = 4096, **limits: Any) -> AsyncIterator[tuple[str, RewardServicer]]:
     """A served pool: its address and its servicer."""
     pool = Pool(specs, Limits(**limits), folder=FOLDER)
-    servicer = RewardServicer(pool, default=specs[0].name, max_pending=max_pending, max_pending_bytes=1 << 28)
+    scorers = {each.name: ProcessScorer(pool=pool, index=index) for index, each in enumerate(specs)}
+    plane = Plane(ScorersAtWork(scorers, pool=pool, endpoints=()), default=specs[0].name)
+    servicer = RewardServicer(plane, max_pending=max_pending, max_pending_bytes=1 << 28)
     server = rpc.Server("127.0.0.1:0", [lambda grpc_server: add_RewardServiceServicer_to_server(servicer, grpc_server)])
-    await pool.start()
+    await plane.start()
     await server.start()
     await server.ready()
     try:
         yield f"127.0.0.1:{server.port}", servicer
     finally:
         await server.stop(0.0)
-        await pool.stop()
+        await plane.stop()
 
 
 @pytest.fixture

@@ -117,7 +117,8 @@ async def test_a_caller_that_goes_stops_the_work(tmp_path: Path) -> None:
         call.cancel()
         await asyncio.sleep(0.8)
         made = len((tmp_path / "calls").read_text())
-        assert made < 20 and servicer._pool.accounts[0].num_slow + servicer._pool.accounts[0].num_busy == 0
+        pool = servicer._plane._at_work.pool
+        assert pool is not None and made < 20 and pool.accounts[0].num_slow + pool.accounts[0].num_busy == 0
         await asyncio.sleep(0.5)
         assert len((tmp_path / "calls").read_text()) == made and not servicer._streams
 

@@ -153,3 +153,11 @@ class Judge:
 
 
 judge = Judge()
+
+
+def says_it_differs(prompt: str, completion: str, fields: dict[str, Any]) -> float:
+    """Says of itself that the same item may score differently."""
+    return slowly(prompt, completion, fields)
+
+
+says_it_differs.is_deterministic = False  # type: ignore[attr-defined]  # that is how a function says it

@@ -128,7 +128,7 @@ async def test_an_update_mid_generation_draws_before_it_from_old_weights_and_aft
     await weights.commit(version)
     await asyncio.gather(*[sample.task for sample in samples])
     new = reference.load(weights.served)
-    assert engine.last_commit == ("pause", "apply", "flush", "version", "resume")
+    assert engine.last_commit == ("pause", "apply", "flush", "settle", "version", "resume")  # faults.md 30
     for sample in samples:
         assert sample.last is not None and sample.last.finish == "length" and len(sample.ids) == 400
         before, after = sample.last.spans
@@ -218,10 +218,10 @@ async def test_an_update_of_another_model_is_refused_by_name_before_anything_is_
 async def test_a_pause_that_fails_leaves_the_old_version_serving(engine: VllmEngine, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     version = await weights.stage()
 
-    async def never() -> None:
+    async def never(**_: object) -> None:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(engine._accounting, "settle", never)
+    monkeypatch.setattr(engine._engine.engine_core, "pause_scheduler_async", never)
     monkeypatch.setattr(engine, "_commit_timeout_s", 1.0)
     with pytest.raises(EngineUnavailableError, match="did not answer"):
         await engine.commit(version)

@@ -194,14 +194,16 @@ class BeginUpdateRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., version: _Optional[int] = ..., attempt: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
 
 class BeginUpdateResponse(_message.Message):
-    __slots__ = ("epoch", "members", "group")
+    __slots__ = ("epoch", "members", "group", "other_groups")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    OTHER_GROUPS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     members: _containers.RepeatedScalarFieldContainer[str]
     group: _learner_pb2.GroupSpec
-    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., group: _Optional[_Union[_learner_pb2.GroupSpec, _Mapping]] = ...) -> None: ...
+    other_groups: _containers.RepeatedCompositeFieldContainer[_learner_pb2.GroupSpec]
+    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., group: _Optional[_Union[_learner_pb2.GroupSpec, _Mapping]] = ..., other_groups: _Optional[_Iterable[_Union[_learner_pb2.GroupSpec, _Mapping]]] = ...) -> None: ...
 
 class EndUpdateRequest(_message.Message):
     __slots__ = ("incarnation", "rank", "epoch", "ok", "error", "bytes_rooted", "peak_bytes", "seconds")

@@ -17,6 +17,8 @@ class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRANSPORT_GLOO: _ClassVar[Transport]
     TRANSPORT_NCCL: _ClassVar[Transport]
     TRANSPORT_GRPC: _ClassVar[Transport]
+    TRANSPORT_IPC: _ClassVar[Transport]
+    TRANSPORT_FOLDER: _ClassVar[Transport]
 
 class UpdatePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -43,6 +45,8 @@ TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GLOO: Transport
 TRANSPORT_NCCL: Transport
 TRANSPORT_GRPC: Transport
+TRANSPORT_IPC: Transport
+TRANSPORT_FOLDER: Transport
 UPDATE_PHASE_UNSPECIFIED: UpdatePhase
 UPDATE_PHASE_READY: UpdatePhase
 UPDATE_PHASE_DECLINED: UpdatePhase
@@ -70,7 +74,7 @@ class AttendRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., update_report: _Optional[_Union[UpdateReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("welcome", "published", "prepare_update", "begin_transfer", "abort_update", "drain", "run_finished")
+    __slots__ = ("welcome", "published", "prepare_update", "begin_transfer", "abort_update", "drain", "run_finished", "commit_update")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     PREPARE_UPDATE_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +82,7 @@ class AttendResponse(_message.Message):
     ABORT_UPDATE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_UPDATE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     published: Published
     prepare_update: PrepareUpdate
@@ -85,10 +90,11 @@ class AttendResponse(_message.Message):
     abort_update: AbortUpdate
     drain: DrainOrder
     run_finished: RunFinished
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., prepare_update: _Optional[_Union[PrepareUpdate, _Mapping]] = ..., begin_transfer: _Optional[_Union[BeginTransfer, _Mapping]] = ..., abort_update: _Optional[_Union[AbortUpdate, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., run_finished: _Optional[_Union[RunFinished, _Mapping]] = ...) -> None: ...
+    commit_update: CommitUpdate
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., prepare_update: _Optional[_Union[PrepareUpdate, _Mapping]] = ..., begin_transfer: _Optional[_Union[BeginTransfer, _Mapping]] = ..., abort_update: _Optional[_Union[AbortUpdate, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., run_finished: _Optional[_Union[RunFinished, _Mapping]] = ..., commit_update: _Optional[_Union[CommitUpdate, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("replica_id", "incarnation", "run_id", "contract", "base_weights_digest", "tokenizer_digest", "template_digest", "address", "transports", "served_dtype", "max_model_len", "engine", "device_uuid")
+    __slots__ = ("replica_id", "incarnation", "run_id", "contract", "base_weights_digest", "tokenizer_digest", "template_digest", "address", "transports", "served_dtype", "max_model_len", "engine", "device_uuid", "num_workers", "worker_device_uuids", "visible_device_uuids", "serves_weights")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +108,10 @@ class Hello(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_DEVICE_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_DEVICE_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    SERVES_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     incarnation: int
     run_id: str
@@ -115,7 +125,11 @@ class Hello(_message.Message):
     max_model_len: int
     engine: str
     device_uuid: str
-    def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., run_id: _Optional[str] = ..., contract: _Optional[str] = ..., base_weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., template_digest: _Optional[str] = ..., address: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[Transport, str]]] = ..., served_dtype: _Optional[str] = ..., max_model_len: _Optional[int] = ..., engine: _Optional[str] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+    num_workers: int
+    worker_device_uuids: _containers.RepeatedScalarFieldContainer[str]
+    visible_device_uuids: _containers.RepeatedScalarFieldContainer[str]
+    serves_weights: bool
+    def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., run_id: _Optional[str] = ..., contract: _Optional[str] = ..., base_weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., template_digest: _Optional[str] = ..., address: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[Transport, str]]] = ..., served_dtype: _Optional[str] = ..., max_model_len: _Optional[int] = ..., engine: _Optional[str] = ..., device_uuid: _Optional[str] = ..., num_workers: _Optional[int] = ..., worker_device_uuids: _Optional[_Iterable[str]] = ..., visible_device_uuids: _Optional[_Iterable[str]] = ..., serves_weights: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("state", "loaded_version", "num_running", "num_free", "num_tokens", "idle_s")
@@ -162,7 +176,7 @@ class PrepareUpdate(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class GroupSpec(_message.Message):
-    __slots__ = ("transport", "store_host", "store_port", "group_key", "num_owners", "num_receivers", "receiver_rank", "collective_timeout_s")
+    __slots__ = ("transport", "store_host", "store_port", "group_key", "num_owners", "num_receivers", "receiver_rank", "collective_timeout_s", "receivers")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +185,7 @@ class GroupSpec(_message.Message):
     NUM_RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_RANK_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     transport: Transport
     store_host: str
     store_port: int
@@ -179,17 +194,26 @@ class GroupSpec(_message.Message):
     num_receivers: int
     receiver_rank: int
     collective_timeout_s: float
-    def __init__(self, transport: _Optional[_Union[Transport, str]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., group_key: _Optional[str] = ..., num_owners: _Optional[int] = ..., num_receivers: _Optional[int] = ..., receiver_rank: _Optional[int] = ..., collective_timeout_s: _Optional[float] = ...) -> None: ...
+    receivers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, transport: _Optional[_Union[Transport, str]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., group_key: _Optional[str] = ..., num_owners: _Optional[int] = ..., num_receivers: _Optional[int] = ..., receiver_rank: _Optional[int] = ..., collective_timeout_s: _Optional[float] = ..., receivers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BeginTransfer(_message.Message):
-    __slots__ = ("epoch", "group", "manifest")
+    __slots__ = ("epoch", "group", "manifest", "hold")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     group: GroupSpec
     manifest: _manifest_pb2.Manifest
-    def __init__(self, epoch: _Optional[int] = ..., group: _Optional[_Union[GroupSpec, _Mapping]] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ...) -> None: ...
+    hold: bool
+    def __init__(self, epoch: _Optional[int] = ..., group: _Optional[_Union[GroupSpec, _Mapping]] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., hold: _Optional[bool] = ...) -> None: ...
+
+class CommitUpdate(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class AbortUpdate(_message.Message):
     __slots__ = ("epoch", "reason")
@@ -216,7 +240,14 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class UpdateReport(_message.Message):
-    __slots__ = ("epoch", "version", "phase", "detail", "state", "transfer_s", "pause_s")
+    __slots__ = ("epoch", "version", "phase", "detail", "state", "transfer_s", "pause_s", "pieces_s")
+    class PiecesSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +255,7 @@ class UpdateReport(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    PIECES_S_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     version: int
     phase: UpdatePhase
@@ -231,7 +263,8 @@ class UpdateReport(_message.Message):
     state: _rollout_pb2.ReplicaState
     transfer_s: float
     pause_s: float
-    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., phase: _Optional[_Union[UpdatePhase, str]] = ..., detail: _Optional[str] = ..., state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., transfer_s: _Optional[float] = ..., pause_s: _Optional[float] = ...) -> None: ...
+    pieces_s: _containers.ScalarMap[str, float]
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., phase: _Optional[_Union[UpdatePhase, str]] = ..., detail: _Optional[str] = ..., state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., transfer_s: _Optional[float] = ..., pause_s: _Optional[float] = ..., pieces_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class LeaseGroupsRequest(_message.Message):
     __slots__ = ("replica_id", "incarnation", "max_groups", "wait_s")
@@ -312,13 +345,23 @@ class SubmitTrajectoriesResponse(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ReceiptStatus, str]] = ..., detail: _Optional[str] = ..., receipts: _Optional[_Iterable[_Union[SubmitTrajectoriesResponse, _Mapping]]] = ...) -> None: ...
 
 class FetchWeightsRequest(_message.Message):
-    __slots__ = ("have_version",)
+    __slots__ = ("have_version", "have_layout", "peers")
     HAVE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAVE_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     have_version: int
-    def __init__(self, have_version: _Optional[int] = ...) -> None: ...
+    have_layout: int
+    peers: bool
+    def __init__(self, have_version: _Optional[int] = ..., have_layout: _Optional[int] = ..., peers: _Optional[bool] = ...) -> None: ...
+
+class Peers(_message.Message):
+    __slots__ = ("addresses",)
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FetchWeightsResponse(_message.Message):
-    __slots__ = ("manifest", "chunk")
+    __slots__ = ("manifest", "chunk", "delta_plan", "delta_part", "peers")
     class Chunk(_message.Message):
         __slots__ = ("bucket", "offset", "data")
         BUCKET_FIELD_NUMBER: _ClassVar[int]
@@ -330,9 +373,15 @@ class FetchWeightsResponse(_message.Message):
         def __init__(self, bucket: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DELTA_PLAN_FIELD_NUMBER: _ClassVar[int]
+    DELTA_PART_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     manifest: _manifest_pb2.Manifest
     chunk: FetchWeightsResponse.Chunk
-    def __init__(self, manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., chunk: _Optional[_Union[FetchWeightsResponse.Chunk, _Mapping]] = ...) -> None: ...
+    delta_plan: _manifest_pb2.DeltaPlan
+    delta_part: _manifest_pb2.DeltaPart
+    peers: Peers
+    def __init__(self, manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., chunk: _Optional[_Union[FetchWeightsResponse.Chunk, _Mapping]] = ..., delta_plan: _Optional[_Union[_manifest_pb2.DeltaPlan, _Mapping]] = ..., delta_part: _Optional[_Union[_manifest_pb2.DeltaPart, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -341,7 +390,7 @@ class GetStatusRequest(_message.Message):
 class GetStatusResponse(_message.Message):
     __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "run_dir", "finished", "alarm", "evaluation")
     class Replica(_message.Message):
-        __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens")
+        __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens", "quarantined", "failures_in_row")
         REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
         ADDRESS_FIELD_NUMBER: _ClassVar[int]
         STATE_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +401,8 @@ class GetStatusResponse(_message.Message):
         ATTENDING_FIELD_NUMBER: _ClassVar[int]
         DETAIL_FIELD_NUMBER: _ClassVar[int]
         NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+        FAILURES_IN_ROW_FIELD_NUMBER: _ClassVar[int]
         replica_id: str
         address: str
         state: _rollout_pb2.ReplicaState
@@ -362,7 +413,9 @@ class GetStatusResponse(_message.Message):
         attending: bool
         detail: str
         num_tokens: int
-        def __init__(self, replica_id: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_leases: _Optional[int] = ..., silent_s: _Optional[float] = ..., attending: _Optional[bool] = ..., detail: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+        quarantined: bool
+        failures_in_row: int
+        def __init__(self, replica_id: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_leases: _Optional[int] = ..., silent_s: _Optional[float] = ..., attending: _Optional[bool] = ..., detail: _Optional[str] = ..., num_tokens: _Optional[int] = ..., quarantined: _Optional[bool] = ..., failures_in_row: _Optional[int] = ...) -> None: ...
     class NumDroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]

@@ -97,7 +97,8 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchWeights(self, request, context):
-        """Streams the newest published version: a manifest, then the bytes of its buckets. Blocks only on flow control; idempotent.
+        """Streams the newest published version: a manifest, then the bytes of its buckets; or, to a caller that says so, what has changed
+        since the version it has (a DeltaPlan and its parts), or who else has it (Peers). Blocks only on flow control; idempotent.
         Statuses: NOT_FOUND (nothing is published yet: wait for Published), ABORTED (the snapshot was replaced meanwhile: ask again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,3 +1,4 @@
+from protos.manifest.v1alpha1 import manifest_pb2 as _manifest_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2 as _trajectory_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -119,3 +120,32 @@ class DrainResponse(_message.Message):
     NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
     num_aborted: int
     def __init__(self, num_aborted: _Optional[int] = ...) -> None: ...
+
+class FetchWeightsRequest(_message.Message):
+    __slots__ = ("have_version", "have_layout")
+    HAVE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAVE_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    have_version: int
+    have_layout: int
+    def __init__(self, have_version: _Optional[int] = ..., have_layout: _Optional[int] = ...) -> None: ...
+
+class FetchWeightsResponse(_message.Message):
+    __slots__ = ("manifest", "chunk", "delta_plan", "delta_part")
+    class Chunk(_message.Message):
+        __slots__ = ("bucket", "offset", "data")
+        BUCKET_FIELD_NUMBER: _ClassVar[int]
+        OFFSET_FIELD_NUMBER: _ClassVar[int]
+        DATA_FIELD_NUMBER: _ClassVar[int]
+        bucket: int
+        offset: int
+        data: bytes
+        def __init__(self, bucket: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DELTA_PLAN_FIELD_NUMBER: _ClassVar[int]
+    DELTA_PART_FIELD_NUMBER: _ClassVar[int]
+    manifest: _manifest_pb2.Manifest
+    chunk: FetchWeightsResponse.Chunk
+    delta_plan: _manifest_pb2.DeltaPlan
+    delta_part: _manifest_pb2.DeltaPart
+    def __init__(self, manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., chunk: _Optional[_Union[FetchWeightsResponse.Chunk, _Mapping]] = ..., delta_plan: _Optional[_Union[_manifest_pb2.DeltaPlan, _Mapping]] = ..., delta_part: _Optional[_Union[_manifest_pb2.DeltaPart, _Mapping]] = ...) -> None: ...

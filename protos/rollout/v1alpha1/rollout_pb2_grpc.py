@@ -55,6 +55,11 @@ class RolloutServiceStub:
                 request_serializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.DrainRequest.SerializeToString,
                 response_deserializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.FetchWeights = channel.unary_stream(
+                '/protos.rollout.v1alpha1.RolloutService/FetchWeights',
+                request_serializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.FetchWeightsRequest.SerializeToString,
+                response_deserializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.FetchWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class RolloutServiceServicer:
@@ -94,6 +99,15 @@ class RolloutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchWeights(self, request, context):
+        """Streams the weights that this replica holds, to a replica nearer to it than to the learner: a manifest, then chunks or a delta.
+        Blocks only on flow control; idempotent. Statuses: NOT_FOUND (it holds no whole version: ask the learner), ABORTED (they were
+        replaced meanwhile: ask again).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -116,6 +130,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.DrainRequest.FromString,
                     response_serializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.DrainResponse.SerializeToString,
+            ),
+            'FetchWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchWeights,
+                    request_deserializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.FetchWeightsRequest.FromString,
+                    response_serializer=protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.FetchWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -227,6 +246,33 @@ class RolloutService:
             '/protos.rollout.v1alpha1.RolloutService/Drain',
             protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.DrainRequest.SerializeToString,
             protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/protos.rollout.v1alpha1.RolloutService/FetchWeights',
+            protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.FetchWeightsRequest.SerializeToString,
+            protos_dot_rollout_dot_v1alpha1_dot_rollout__pb2.FetchWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,9 @@ class UnscoredReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UNSCORED_REASON_NON_FINITE: _ClassVar[UnscoredReason]
     UNSCORED_REASON_UNAVAILABLE: _ClassVar[UnscoredReason]
     UNSCORED_REASON_REFUSED: _ClassVar[UnscoredReason]
+    UNSCORED_REASON_BAD_REFERENCE: _ClassVar[UnscoredReason]
+    UNSCORED_REASON_OVERLOADED: _ClassVar[UnscoredReason]
+    UNSCORED_REASON_BREAKER_OPEN: _ClassVar[UnscoredReason]
 PACKED_DTYPE_UNSPECIFIED: PackedDtype
 PACKED_DTYPE_INT32: PackedDtype
 PACKED_DTYPE_FLOAT32: PackedDtype
@@ -43,6 +46,9 @@ UNSCORED_REASON_ERROR: UnscoredReason
 UNSCORED_REASON_NON_FINITE: UnscoredReason
 UNSCORED_REASON_UNAVAILABLE: UnscoredReason
 UNSCORED_REASON_REFUSED: UnscoredReason
+UNSCORED_REASON_BAD_REFERENCE: UnscoredReason
+UNSCORED_REASON_OVERLOADED: UnscoredReason
+UNSCORED_REASON_BREAKER_OPEN: UnscoredReason
 
 class PackedArray(_message.Message):
     __slots__ = ("dtype", "data")

@@ -150,7 +150,7 @@ async def test_a_replica_that_fails_twice_in_a_row_is_left_out_and_status_says_w
         assert await next_version(trainer) == 3
         assert list((await trainer.begin(3)).members) == []
         status = await a.stub.GetStatus(pb.GetStatusRequest())
-        assert "left out of weight updates after 2 failures in a row" in status.replicas[0].detail and "bad digest in wte" in status.replicas[0].detail
+        assert status.replicas[0].quarantined and "left out of pushes after 2 failures in a row" in status.replicas[0].detail and "bad digest in wte" in status.replicas[0].detail
 
 
 async def test_a_replica_that_has_the_version_is_not_asked(tmp_path: Path) -> None:

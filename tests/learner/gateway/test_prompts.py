@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from learner.data_config import SourceConfig
 from learner.gateway.chat_template import ChatTemplate
 from learner.gateway.prompts import Prompt, PromptOrder, PromptSet, check_fingerprint, load_prompts
 from learner.gateway.rendering import Renderer, max_model_tokens, max_new_tokens, render_all, stop_ids
@@ -51,7 +52,7 @@ WITHOUT_BOS = "{% for m in messages %} {{ m['role'] }}: {{ m['content'] }}{% end
 
 def test_a_line_becomes_a_prompt_with_its_other_fields_for_scorers(tmp_path: Path) -> None:
     path = written(tmp_path, {"question": "1+1", "answer": "2", "key": 7}, "", {"question": "2+2", "answer": "4", "key": "x"})
-    prompts = load_prompts(path, prompt_field="question", id_field="key", suffix=" ?")
+    prompts = load_prompts(path, SourceConfig(prompt_field="question", id_field="key", suffix=" ?"))
     assert len(prompts) == 2
     assert prompts[0] == Prompt(prompt_id="7", text="1+1 ?", messages=({"role": "user", "content": "1+1 ?"},), fields={"answer": "2", "key": 7})
     assert prompts[1].prompt_id == "x"
@@ -63,7 +64,7 @@ def test_without_an_id_field_the_line_number_is_the_id(tmp_path: Path) -> None:
 
 def test_a_list_of_messages_is_a_prompt(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    (prompt,) = load_prompts(written(tmp_path, {"prompt": messages}), suffix="ignored")
+    (prompt,) = load_prompts(written(tmp_path, {"prompt": messages}), SourceConfig(suffix="ignored"))
     assert prompt.messages == tuple(messages) and prompt.text == "u"
 
 
@@ -83,7 +84,7 @@ def test_a_list_of_messages_is_a_prompt(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named_with_field_and_way_out(tmp_path: Path, line: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        load_prompts(written(tmp_path, {"prompt": "a", "id": "one"}, line), id_field="id")
+        load_prompts(written(tmp_path, {"prompt": "a", "id": "one"}, line), SourceConfig(id_field="id"))
 
 
 @pytest.mark.parametrize(
@@ -103,12 +104,12 @@ def test_a_field_that_would_reach_the_scorer_as_something_else_is_refused(tmp_pa
 
 
 def test_an_id_beyond_a_double_is_kept_as_text(tmp_path: Path) -> None:
-    (prompt,) = load_prompts(written(tmp_path, {"prompt": "a", "id": 2**60 + 1}), id_field="id")
+    (prompt,) = load_prompts(written(tmp_path, {"prompt": "a", "id": 2**60 + 1}), SourceConfig(id_field="id"))
     assert prompt.prompt_id == prompt.fields["id"] == "1152921504606846977"
 
 
 def test_no_file_and_no_prompts_are_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist; give a JSONL file"):
+    with pytest.raises(ValueError, match="does not exist; give a JSONL or Parquet file"):
         load_prompts(tmp_path / "none")
     with pytest.raises(ValueError, match="holds no prompts"):
         load_prompts(written(tmp_path, ""))

@@ -80,7 +80,7 @@ def entries(made: list[Sample], owner: Callable[[Sample], int] = lambda _: 0) ->
 
 def reference_logprobs(folder: Path, sample: Sample, dtype: torch.dtype = torch.float32) -> Tensor:
     """transformers' own unpacked forward: log softmax(logits / T) of each completion token."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()  # sdpa leaves a cap of the scores out
     ids = torch.cat([sample.prompt_ids, sample.completion_ids])
     logits = model(ids[None]).logits[0, sample.prompt_ids.numel() - 1 : -1] / TEMPERATURE
     return torch.log_softmax(logits, -1).gather(1, sample.completion_ids[:, None])[:, 0].detach()

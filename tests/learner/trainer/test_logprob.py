@@ -5,44 +5,80 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.trainer.logprob import token_logprobs
+from learner.algorithms.entropy import token_entropy
+from learner.trainer import logprob
+from learner.trainer.logprob import Head, token_logprobs
 
 
 def test_temperature_divides_logits_and_not_log_probs() -> None:
     # faults.md 40: logits [2, 1, 0] at T = .5 are [4, 2, 0]: log softmax -.142932, -2.142932, -4.142932
     hidden, weight = torch.ones(3, 1, dtype=torch.float64), torch.tensor([[2.0], [1.0], [0.0]], dtype=torch.float64)
-    found = token_logprobs(hidden, weight, None, torch.tensor([0, 1, 2]), temperature=0.5)
+    found = token_logprobs(hidden, weight, None, torch.tensor([0, 1, 2]), head=Head(temperature=0.5))
     assert found.tolist() == pytest.approx([-0.142932, -2.142932, -4.142932], abs=1e-6)
 
 
-def test_chunks_give_the_values_and_gradients_of_the_whole_matrix() -> None:
+@pytest.mark.parametrize("block_tokens", [4, 16_384])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_tiles_give_the_values_and_gradients_of_the_whole_matrix(softcap: float | None, block_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # faults.md 90
+    monkeypatch.setattr(logprob, "BLOCK_TOKENS", block_tokens)
     torch.manual_seed(0)
-    hidden, weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((13, 5), (11, 5), (11,)))
+    leaves = tuple(torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((13, 5), (11, 5), (11,)))
+    hidden, weight, bias = leaves
     target = torch.randint(0, 11, (13,))
-    whole = torch.log_softmax((hidden @ weight.T + bias) / 0.7, dim=1).gather(1, target[:, None])[:, 0]
-    expected = torch.autograd.grad((whole * torch.arange(13)).sum(), (hidden, weight, bias))
-    for chunk_tokens in (1, 4, 13, 100):
-        found = token_logprobs(hidden, weight, bias, target, temperature=0.7, chunk_tokens=chunk_tokens)
+    raw = hidden @ weight.T + bias
+    logits = (raw if softcap is None else softcap * torch.tanh(raw / softcap)) / 0.7
+    whole = torch.stack([torch.log_softmax(logits, dim=1).gather(1, target[:, None])[:, 0], token_entropy(logits)])
+    factors = torch.stack([torch.arange(13), torch.arange(13).flip(0) - 4])
+    expected = torch.autograd.grad((whole * factors).sum(), leaves)
+    for tile in (1, 30, 52, 10_000):  # one class at a time, two, four, all
+        head = Head(temperature=0.7, softcap=softcap, tile=tile)
+        found = token_logprobs(hidden, weight, bias, target, head=head, with_entropy=True)
         torch.testing.assert_close(found, whole)
-        for left, right in zip(torch.autograd.grad((found * torch.arange(13)).sum(), (hidden, weight, bias)), expected, strict=True):
+        for left, right in zip(torch.autograd.grad((found * factors).sum(), leaves), expected, strict=True):
             torch.testing.assert_close(left, right)
+        torch.testing.assert_close(token_logprobs(hidden, weight, bias, target, head=head), whole[0])
+
+
+def test_the_whole_matrix_never_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    # faults.md 90: 64 tokens over 4,096 classes in tiles of 8,192 logits
+    sizes: list[int] = []
+    made = logprob._logits
+
+    def noted(*arguments: object) -> torch.Tensor:
+        logits = made(*arguments)  # type: ignore[arg-type]
+        sizes.append(logits.numel())
+        return logits
+
+    monkeypatch.setattr(logprob, "_logits", noted)
+    hidden, weight = torch.randn(64, 8, requires_grad=True), torch.randn(4096, 8, requires_grad=True)
+    token_logprobs(hidden, weight, None, torch.zeros(64, dtype=torch.int64), head=Head(temperature=1.0, tile=8192)).sum().backward()
+    assert max(sizes) <= 8192 and len(sizes) == 2 * 32
 
 
 def test_half_precision_is_reduced_in_float32() -> None:
-    found = token_logprobs(torch.ones(1, 4, dtype=torch.bfloat16), torch.ones(8, 4, dtype=torch.bfloat16), None, torch.tensor([3]), temperature=1.0)
-    assert found.dtype == torch.float32 and float(found) == pytest.approx(-2.0794415)
+    found = token_logprobs(torch.ones(1, 4, dtype=torch.bfloat16), torch.ones(8, 4, dtype=torch.bfloat16), None, torch.tensor([3]), head=Head(temperature=1.0))
+    assert found.dtype == torch.float32 and float(found.detach()) == pytest.approx(-2.0794415)
+
+
+def test_a_float32_head_does_not_round_logits() -> None:
+    # faults.md 45: 1 + 2^-8 is no bfloat16 (spacing 2^-7 above 1); as 1 * 1 + 2^-4 * 2^-4 it is exact in float32. Other logit 0: log(1 + e^-z)
+    hidden, weight = torch.tensor([[1.0, 2.0**-4]], dtype=torch.bfloat16), torch.tensor([[1.0, 2.0**-4], [0.0, 0.0]], dtype=torch.bfloat16)
+    exact, rounded = (float(token_logprobs(hidden, weight, None, torch.tensor([0]), head=Head(temperature=1.0, float32=wide))) for wide in (True, False))
+    assert exact == pytest.approx(-0.3122125, abs=1e-6) and rounded == pytest.approx(-0.3132617, abs=1e-6)
+    weight[0, 0] = 2.0  # nothing is kept of an earlier head
+    assert float(token_logprobs(hidden, weight, None, torch.tensor([0]), head=Head(temperature=1.0, float32=True))) == pytest.approx(-0.1264624, abs=1e-6)
 
 
 def test_no_target_keeps_the_graph() -> None:
     weight = torch.ones(3, 2, requires_grad=True)
-    token_logprobs(torch.ones(0, 2), weight, None, torch.zeros(0, dtype=torch.int64), temperature=1.0).sum().backward()
+    token_logprobs(torch.ones(0, 2), weight, None, torch.zeros(0, dtype=torch.int64), head=Head(temperature=1.0)).sum().backward()
     assert weight.grad is not None and not bool(weight.grad.any())
 
 
 def test_more_positions_than_targets_are_refused() -> None:
     # faults.md 50
     with pytest.raises(ValueError, match=r"\(6, 2\).*\(3,\)"):
-        token_logprobs(torch.ones(6, 2), torch.ones(3, 2), None, torch.zeros(3, dtype=torch.int64), temperature=1.0)
+        token_logprobs(torch.ones(6, 2), torch.ones(3, 2), None, torch.zeros(3, dtype=torch.int64), head=Head(temperature=1.0))
     with pytest.raises(ValueError, match="temperature must be above 0"):
-        token_logprobs(torch.ones(3, 2), torch.ones(3, 2), None, torch.zeros(3, dtype=torch.int64), temperature=0.0)
+        Head(temperature=0.0)

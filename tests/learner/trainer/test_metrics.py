@@ -59,7 +59,7 @@ def test_a_step_without_signal_says_so() -> None:
 
 @pytest.mark.parametrize("active", [True, False])
 def test_a_line_is_json_whatever_the_numbers(active: bool, tmp_path: Path) -> None:
-    snapshot = Snapshot(folder=tmp_path, policy_step=4, rank=0, num_bytes=0, total_bytes=0, seconds=0.0, plan=make_plan((), (), num_owners=1, bucket_bytes=1024))
+    snapshot = Snapshot(folder=tmp_path, policy_step=4, rank=0, num_bytes=0, total_bytes=0, seconds=0.0, plan=make_plan((), (), bucket_bytes=1024))
     published = Published(version=5, lineage=0, policy_step=4, snapshot=snapshot)
     recorder = Recorder(tmp_path, active=active, clip=(0.2, 0.28))
     recorder.step(batch(entry(0)), replace(NOTHING, loss=float("nan")), published, SaveReport(), PushMetrics(), {"wait": 1.0, "total": 4.0})

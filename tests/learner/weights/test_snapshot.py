@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Shard, distribute_tensor
 
 from learner.weights.shards import served_name
 from learner.weights.snapshot import SnapshotWriter, snapshot_root
@@ -107,16 +107,33 @@ def one_rank() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def test_a_sharding_by_columns_is_refused_by_name(one_rank: DeviceMesh, tmp_path: Path) -> None:
+def test_a_sharding_by_columns_is_sent_as_it_lies(one_rank: DeviceMesh, tmp_path: Path) -> None:
     model = nn.Module()
-    model.w = nn.Parameter(distribute_tensor(torch.zeros(2, 4), one_rank, [Shard(1)]))
-    with pytest.raises(ValueError, match=r"tensor w is placed as .*dim=1.* over ranks \[0\]"):
+    model.w = nn.Parameter(distribute_tensor(torch.arange(8.0).reshape(2, 4), one_rank, [Shard(1)]))
+    assert read(writer(model, tmp_path, bucket_bytes=12).write(0).folder)["w"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_partial_sum_is_refused_by_name(one_rank: DeviceMesh, tmp_path: Path) -> None:
+    model = nn.Module()
+    model.w = nn.Parameter(DTensor.from_local(torch.zeros(2, 4), one_rank, [Partial()]))
+    with pytest.raises(ValueError, match=r"tensor w is placed as \(Partial\(sum\),\) over a mesh of \(1,\): .*neither a shard nor a replica"):
         writer(model, tmp_path)
 
 
-def test_one_sharded_rank_writes_its_rows_without_gathering(one_rank: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.tensor import DTensor
+def test_a_pattern_of_names_may_be_served_in_another_dtype(tmp_path: Path) -> None:
+    model = Tied()
+    made = SnapshotWriter(model, root=tmp_path, incarnation=17, served_dtype="bfloat16", dtypes={"*.norm.*": "float32"}, bucket_bytes=1024).write(0)
+    assert {name: tensor.dtype for name, tensor in read(made.folder).items()} == {"model.embed_tokens.weight": torch.bfloat16, "model.norm.weight": torch.float32}
 
+
+def test_without_verification_coverage_alone_counts(tmp_path: Path) -> None:
+    model = Tied()
+    made = SnapshotWriter(model, root=tmp_path, incarnation=17, served_dtype="float32", bucket_bytes=1024, verify="off").write(0)
+    (made.folder / "rank-0.bin").write_bytes(bytes(made.num_bytes))  # a digest would catch it
+    assert read(made.folder)["model.norm.weight"].tolist() == [0, 0]
+
+
+def test_one_sharded_rank_writes_its_rows_without_gathering(one_rank: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gathered(_: DTensor) -> torch.Tensor:
         raise AssertionError("full_tensor was called")
 

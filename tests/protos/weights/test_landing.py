@@ -29,7 +29,7 @@ def manifest(version: int = 7) -> manifest_pb2.Manifest:
     made = manifest_pb2.Manifest(version=version)
     made.tensors.add(name="w", shape=[4, 2], dtype="float32")
     for index, (owner, row) in enumerate(ORDER):
-        made.buckets.add(owner=owner, num_bytes=8, file_offset=8 * (row % 2))
+        made.buckets.add(owner=owner, root=owner, num_bytes=8, file_offset=8 * (row % 2))
         made.slices.add(tensor=0, tensor_offset=8 * row, num_bytes=8, owner=owner, bucket=index, digest=digest(CONTENT[8 * row : 8 * row + 8]))
     return made
 
@@ -193,5 +193,5 @@ def test_chunks_with_a_hole_fail_and_leave_nothing() -> None:
 
 
 def test_a_transport_without_groups_is_refused() -> None:
-    with pytest.raises(TransferError, match="is neither gloo nor nccl"):
+    with pytest.raises(TransferError, match="is none of gloo, nccl and ipc"):
         owner_address(learner_pb2.GroupSpec(transport=learner_pb2.TRANSPORT_GRPC), 0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
+from protos.weights.mirror import Mirror
 from rollout_server.weights.driver import CommitError, CommitTimes, UpdateDriver
 from rollout_server.weights.transaction import Phase
 
@@ -24,7 +26,8 @@ class RecordingEngine:
         self.commit_error: Exception | None = None
         self.hold_receive = asyncio.Event()
         self.hold_receive.set()
-        self.staged: list[tuple[int, int, bytes]] = []
+        self.staged = b""
+        self.stage_error: Exception | None = None
 
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         self.calls.append("receive")
@@ -36,9 +39,11 @@ class RecordingEngine:
         if self.receive_error:
             raise self.receive_error
 
-    async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
+    async def stage_folder(self, folder: Path, manifest: bytes, timeout_s: float) -> None:
         self.calls.append("stage")
-        self.staged = [chunk async for chunk in chunks]
+        self.staged = (folder / "rank-0.bin").read_bytes()
+        if self.stage_error:
+            raise self.stage_error
 
     async def commit(self, version: int) -> CommitTimes:
         self.calls += ["pause", "apply"]
@@ -52,16 +57,23 @@ class RecordingEngine:
         self.calls.append("discard")
 
 
-def fetching(version: int, calls: list[int] | None = None):
-    """FetchWeights of a gateway whose newest version is `version`, with one chunk."""
+class OneVersion:
+    """A source whose newest version is `version`, two bytes of it. `asked`: what was wanted, and what lay here then."""
 
-    async def fetch(have: int) -> AsyncIterator[pb.FetchWeightsResponse]:
-        if calls is not None:
-            calls.append(have)
-        yield pb.FetchWeightsResponse(manifest=manifest_pb2.Manifest(version=version))
-        yield pb.FetchWeightsResponse(chunk=pb.FetchWeightsResponse.Chunk(bucket=0, offset=4, data=b"ab"))
+    def __init__(self, version: int, error: Exception | None = None) -> None:
+        self.version = version
+        self.error = error
+        self.asked: list[tuple[int, int]] = []
+        self.folder = tempfile.TemporaryDirectory()
+        self.mirror = Mirror(Path(self.folder.name) / "mirror")
 
-    return fetch
+    async def bring(self, newest: int) -> None:
+        self.asked.append((newest, self.mirror.version))
+        if self.error:
+            raise self.error
+        self.mirror.open(manifest_pb2.Manifest(version=self.version, buckets=[manifest_pb2.Bucket(num_bytes=2)]))
+        self.mirror.write(0, 0, b"ab")
+        self.mirror.close()
 
 
 def prepare(epoch: int, version: int) -> pb.AttendResponse:
@@ -76,7 +88,7 @@ class Running:
     """A driver with its task."""
 
     def __init__(self, engine: RecordingEngine, **options: object) -> None:
-        self.driver = UpdateDriver(engine, **{"fetch": fetching(0), "catch_up_s": 30.0, **options})  # type: ignore[arg-type]
+        self.driver = UpdateDriver(engine, **{"source": OneVersion(0), "catch_up_s": 30.0, **options})  # type: ignore[arg-type]
 
     async def __aenter__(self) -> UpdateDriver:
         self.task = asyncio.create_task(self.driver.run())
@@ -131,8 +143,8 @@ async def test_a_failed_receive_leaves_the_old_version_serving_and_names_the_ten
 async def test_a_commit_that_broke_makes_the_replica_stale_until_a_fetch_succeeds() -> None:
     engine = RecordingEngine(loaded_version=8)
     engine.commit_error = CommitError("half applied")
-    calls: list[int] = []
-    async with Running(engine, fetch=fetching(9, calls), catch_up_s=0.2) as driver:
+    source = OneVersion(9)
+    async with Running(engine, source=source, catch_up_s=0.2) as driver:
         driver.welcome(9)
         driver.order(prepare(4, 9))
         driver.order(begin(4, 9))
@@ -142,8 +154,8 @@ async def test_a_commit_that_broke_makes_the_replica_stale_until_a_fetch_succeed
         engine.commit_error = None
         assert await report(driver) == ("LOADED", 0, 9)
         assert not driver.stale
-    assert calls == [0]  # what it has is not to be built on
-    assert engine.staged == [(0, 4, b"ab")]
+    assert source.asked == [(9, 0)]  # what it has is not to be built on
+    assert engine.staged == b"ab" and source.mirror.version == 9
 
 
 async def test_a_commit_refused_before_weights_were_touched_leaves_the_old_version_serving() -> None:
@@ -175,7 +187,7 @@ async def test_an_aborted_epoch_cancels_the_receive_and_the_next_one_goes_throug
 
 async def test_a_new_replica_fetches_at_once_and_one_that_serves_waits_for_the_push() -> None:
     new, serving = RecordingEngine(), RecordingEngine(loaded_version=8)
-    async with Running(new, fetch=fetching(9)) as first, Running(serving, fetch=fetching(9)) as second:
+    async with Running(new, source=OneVersion(9)) as first, Running(serving, source=OneVersion(9)) as second:
         first.welcome(9)
         second.welcome(9)
         assert await report(first) == ("LOADED", 0, 9)
@@ -185,17 +197,49 @@ async def test_a_new_replica_fetches_at_once_and_one_that_serves_waits_for_the_p
 
 async def test_behind_for_catch_up_s_it_fetches_with_the_version_it_has() -> None:
     engine = RecordingEngine(loaded_version=8)
-    calls: list[int] = []
-    async with Running(engine, fetch=fetching(9, calls), catch_up_s=0.2) as driver:
+    source = OneVersion(9)
+    async with Running(engine, source=source, catch_up_s=0.2) as driver:
         driver.welcome(8)
         driver.order(pb.AttendResponse(published=pb.Published(version=9)))
         assert await report(driver) == ("LOADED", 0, 9)
-    assert calls == [8]
+        source.version = 10
+        driver.order(pb.AttendResponse(published=pb.Published(version=10)))
+        assert await report(driver) == ("LOADED", 0, 10)
+    assert source.asked == [(9, 0), (10, 9)]
+
+
+async def test_what_the_engine_refuses_is_not_built_upon() -> None:
+    engine, source = RecordingEngine(), OneVersion(9)
+    engine.stage_error = RuntimeError("model.norm.weight differs")
+    async with Running(engine, source=source, catch_up_s=0.2) as driver:
+        driver.welcome(9)
+        got = await asyncio.wait_for(driver.next_report(), 5)
+        assert got.phase == pb.UPDATE_PHASE_FAILED and "model.norm.weight differs" in got.detail
+        engine.stage_error = None
+        assert await report(driver) == ("LOADED", 0, 9)
+    assert source.asked == [(9, 0), (9, 0)]
+
+
+async def test_a_held_version_is_committed_when_told_and_a_push_gives_the_mirror_s_memory_back() -> None:
+    engine, source = RecordingEngine(), OneVersion(8)
+    async with Running(engine, source=source) as driver:
+        driver.welcome(8)
+        assert await report(driver) == ("LOADED", 0, 8) and source.mirror.folder.exists()
+        driver.order(prepare(4, 9))
+        order = begin(4, 9)
+        order.begin_transfer.hold = True
+        driver.order(order)
+        assert [await report(driver) for _ in range(2)] == [("READY", 4, 9), ("RECEIVED", 4, 9)]
+        await asyncio.sleep(0.1)
+        assert driver.state.phase is Phase.HELD and engine.loaded_version == 8
+        driver.order(pb.AttendResponse(commit_update=pb.CommitUpdate(epoch=4)))
+        assert await report(driver) == ("LOADED", 4, 9)
+    assert source.mirror.version == 0 and not source.mirror.folder.exists()
 
 
 async def test_nothing_is_fetched_while_the_learner_is_away() -> None:
     engine = RecordingEngine()
-    async with Running(engine, fetch=fetching(9), catch_up_s=0.1) as driver:
+    async with Running(engine, source=OneVersion(9), catch_up_s=0.1) as driver:
         driver.welcome(0)
         driver.detached()
         driver.order(pb.AttendResponse(published=pb.Published(version=9)))
@@ -204,17 +248,11 @@ async def test_nothing_is_fetched_while_the_learner_is_away() -> None:
 
 
 async def test_failed_fetches_are_tried_again_ever_more_slowly() -> None:
-    engine, calls = RecordingEngine(), []
-
-    async def fetch(have: int) -> AsyncIterator[pb.FetchWeightsResponse]:
-        calls.append(have)
-        raise RuntimeError("gateway is away")
-        yield
-
-    async with Running(engine, fetch=fetch, catch_up_s=0.2) as driver:
+    engine, source = RecordingEngine(), OneVersion(9, RuntimeError("gateway is away"))
+    async with Running(engine, source=source, catch_up_s=0.2) as driver:
         driver.welcome(9)
         await asyncio.sleep(1.1)  # at 0, +0.2, +0.4, +0.8 s: three within the second, a fourth after 1.4
-    assert len(calls) == 3
+    assert len(source.asked) == 3
 
 
 async def test_a_receive_that_ignores_its_deadline_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

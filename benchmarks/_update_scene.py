@@ -1,0 +1,106 @@
+"""One vLLM engine of ours and one trainer process beside it, for the scripts that measure weight updates on a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._line import ROOT
+from benchmarks._update_trainer import spec_of
+from rollout_server.config import RolloutConfig
+from rollout_server.vllm_engine import VllmEngine
+from rollout_server.weights.driver import CommitTimes
+
+
+class TrainerProcess:
+    """Lines to benchmarks/_update_trainer.py, answers back."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, model: Path, root: Path, *, device: str, transport: str, bucket_mib: int = 256) -> TrainerProcess:
+        command = [sys.executable, "-m", "benchmarks._update_trainer", str(model), str(root), device, transport, str(bucket_mib)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))}
+        process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, limit=1 << 26)
+        made = cls(process)
+        await made._answer()
+        return made
+
+    async def ask(self, line: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        return await self._answer()
+
+    async def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), 300)
+        if not line:
+            raise RuntimeError(f"the trainer process ended with {await self.process.wait()}; its error is on stderr")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """One version as it went. Seconds."""
+
+    version: int
+    num_bytes: int
+    write_s: float  # snapshot
+    transfer_s: float  # begin to verified, beside generation
+    times: CommitTimes
+
+
+@dataclass(kw_only=True, slots=True)
+class Scene:
+    engine: VllmEngine
+    trainer: TrainerProcess
+    transport: str
+
+    async def stage(self, seed: int) -> tuple[int, int, float, float]:
+        """A new version in staging: (version, bytes, snapshot seconds, transfer seconds)."""
+        loop = asyncio.get_running_loop()
+        written = await self.trainer.ask(f"write {seed}")
+        spec = spec_of(self.transport, written["store_port"], receiver_rank=1)
+        began = loop.time()
+        sending = asyncio.create_task(self.trainer.ask("send"))
+        await self.engine.receive(spec.SerializeToString(), bytes.fromhex(written["manifest"]), 60.0)
+        took_s = loop.time() - began
+        sent = await sending
+        if sent["error"]:
+            raise RuntimeError(sent["error"])
+        return written["version"], written["num_bytes"], written["write_s"], took_s
+
+    async def update(self, seed: int) -> Update:
+        version, num_bytes, write_s, transfer_s = await self.stage(seed)
+        times = await self.engine.commit(version)
+        return Update(version=version, num_bytes=num_bytes, write_s=write_s, transfer_s=transfer_s, times=times)
+
+
+@asynccontextmanager
+async def scene(model: Path, root: Path, *, transport: str, device: str, bucket_mib: int = 256, **settings: Any) -> AsyncIterator[Scene]:
+    """settings: of RolloutConfig."""
+    engine = VllmEngine(RolloutConfig(model=str(model), **settings), model)
+    await engine.start()
+    try:
+        trainer = await TrainerProcess.start(model, root, device=device, transport=transport, bucket_mib=bucket_mib)
+        try:
+            yield Scene(engine=engine, trainer=trainer, transport=transport)
+        finally:
+            await trainer.stop()
+    finally:
+        await engine.stop()

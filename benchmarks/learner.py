@@ -1,0 +1,184 @@
+"""A step of the learner: `python -m benchmarks.learner --json`.
+
+`vs_bare`: a whole train_step (from samples: packing, masks, loss, metrics, clipping, optimizer) against a bare loop over the same packed tensors, made
+beforehand. `vs_padded`: against padded batches of the same samples. Groups of 8, log-normal lengths with p99 = 8 medians. On an H200 `mfu` besides:
+arithmetic of a step (benchmarks/_learner_shapes.flops) over 989 TFLOP/s, and over the rate of a large matrix product measured in the same run.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from benchmarks import _learner_peers as peers
+from benchmarks import _learner_shapes as shapes
+from benchmarks import _line
+from benchmarks._line import Bar, Pair
+from learner.algorithm_config import AlgorithmConfig
+from learner.config import OptimizerConfig
+from learner.trainer.engine import Engine, unit_of
+from learner.trainer.objective import make_objective
+from learner.trainer.optimizer import Optimizer
+from learner.trainer.packing import WeightedSample, pack
+from learner.trainer.samples import Sample
+from learner.trainer.update import train_step
+
+H200_FLOPS = 989e12  # bfloat16, dense, by the data sheet
+MFU_BARS = {"1.7B": 0.45, "4B": 0.40}
+Recompute = Literal["none", "selective", "full"]
+
+
+class Ours:
+    """The trainer as __main__ builds it, without the services."""
+
+    def __init__(self, name: str, mesh: DeviceMesh, *, row_tokens: int, recompute: Recompute = "none", every: int = 2) -> None:
+        cuda = mesh.device_type == "cuda"
+        self.row_tokens, self.config = row_tokens, shapes.shape(name)
+        self.engine = Engine(attention="flex" if cuda else "pieces", compile=cuda, unit_tokens=unit_of(row_tokens), recompute=recompute, recompute_every=every)
+        self.policy = shapes.policy_of(self.config, mesh, self.engine, torch.bfloat16 if cuda else torch.float32)
+        self.optimizer = Optimizer(self.policy.causal_lm.named_parameters(), OptimizerConfig(lr=1e-6))
+        self.objective = make_objective(AlgorithmConfig(), max_new_tokens=4096)
+
+    def step(self, made: Sequence[Sample]) -> None:
+        train_step(self.policy, self.optimizer, made, [shapes.minibatch(made)], objective=self.objective, row_tokens=self.row_tokens, share_prefix=True)
+
+
+def timed(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds, the device's own work included."""
+    _settle(device)
+    began_s = time.perf_counter()
+    work()
+    _settle(device)
+    return time.perf_counter() - began_s
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_gib(work: Callable[[], None]) -> float:
+    """Memory that a step takes on top of what is held before it (weights and moments), in GiB."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def matmul_flops(size: int = 8192, rounds: int = 20) -> float:
+    """FLOP/s of a bfloat16 matrix product here."""
+    left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        left @ right
+
+    def multiply() -> None:
+        for _ in range(rounds):
+            left @ right
+
+    seconds = timed(multiply, torch.device("cuda"))
+    return rounds * 2 * size**3 / seconds
+
+
+def mfu(name: str, mesh: DeviceMesh, *, num_tokens: int, recompute: Recompute, every: int = 2, matmul: float, steps: int = 6) -> dict[str, Any]:
+    """One row of num_tokens a step; the arithmetic done over what the chip could do."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    ours = Ours(name, mesh, row_tokens=num_tokens, recompute=recompute, every=every)
+    made = shapes.one_row(num_tokens, prompt_tokens=64, vocabulary=150_000)
+    rows = pack([WeightedSample(sample=s, advantage=1.0) for s in made], row_tokens=num_tokens, share_prefix=True)
+    first_s = timed(lambda: ours.step(made), torch.device("cuda"))
+    for _ in range(2):
+        ours.step(made)
+    seconds = statistics.median(timed(lambda: ours.step(made), torch.device("cuda")) for _ in range(steps))
+    work = shapes.flops(ours.config, rows)
+    return {
+        "model": name, "recompute": f"{recompute}/{every}" if recompute == "selective" else recompute, "rows": len(rows), "documents": len(made), "input_tokens": sum(r.ids.numel() for r in rows),
+        "step_s": round(seconds, 4), "tokens_per_s": round(num_tokens / seconds), "mfu": round(work / seconds / H200_FLOPS, 4), "mfu_of_measured_matmul": round(work / seconds / matmul, 4),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1), "first_step_s": round(first_s, 1),
+    }  # fmt: skip
+
+
+def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: int, median_tokens: int, row_tokens: int, num_pairs: int) -> tuple[list[Pair], dict[str, Any]]:
+    """Seconds of a step of each, in turns, and what was seen beside."""
+    device = torch.device(mesh.device_type)
+    ours = Ours(name, mesh, row_tokens=row_tokens)
+    made = shapes.samples(num_groups=num_groups, group_size=8, prompt_tokens=prompt_tokens, median_tokens=median_tokens, vocabulary=ours.config.vocab_size - 100)
+    advantages = shapes.minibatch(made).advantages
+    rows = pack([WeightedSample(sample=s, advantage=advantages[s.group_id, s.sample_index]) for s in made], row_tokens=row_tokens, share_prefix=True)
+    num_tokens = sum(s.num_trained_tokens for s in made)
+    bare = peers.Bare(shapes.shape(name), mesh, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    packed = peers.packed(rows, device, [ours.engine.length_of(row.ids.numel()) for row in rows])
+    padded = peers.padded(made, [advantages[s.group_id, s.sample_index] for s in made], device, batch_size=8, multiple=256 if device.type == "cuda" else 1)
+    work: dict[str, Callable[[], None]] = {"ours": lambda: ours.step(made), "bare": lambda: bare.step(packed, num_tokens), "padded": lambda: bare.step(padded, num_tokens)}
+    notes: dict[str, Any] = {"model": name, "samples": len(made), "trained_tokens": num_tokens, "packed_tokens": sum(r.ids.numel() for r in rows), "rows": len(rows), "padded_tokens": sum(b.ids.numel() for b in padded)}
+    for each in work.values():
+        each()  # compiles
+    if device.type == "cuda":
+        notes["peak_gib_on_top"] = {key: round(peak_gib(each), 2) for key, each in work.items()} | {"whole_logits": round(peak_gib(lambda: _plainly(bare, packed, num_tokens)), 2)}
+    pairs = _line.interleaved({key: lambda each=each: timed(each, device) for key, each in work.items()}, num_pairs=num_pairs)  # type: ignore[misc]
+    notes["tokens_per_s"] = {key: round(num_tokens / statistics.median(pair[key] for pair in pairs)) for key in work}
+    return pairs, notes
+
+
+def _plainly(bare: peers.Bare, packed: Sequence[peers.Batch], num_tokens: int) -> None:
+    """A row with the whole [tokens, vocabulary] matrix, in place of chunks."""
+    size, made = peers.CHUNK_TOKENS, bare._logprobs
+    try:
+        peers.CHUNK_TOKENS, bare._logprobs = 1 << 30, peers.plain_logprobs
+        bare(packed[0], num_tokens).backward()
+    finally:
+        peers.CHUNK_TOKENS, bare._logprobs = size, made
+        bare.optimizer.zero_grad()
+
+
+def main() -> None:
+    parser = _line.options(__doc__)
+    parser.add_argument("--pairs", type=int, default=_line.MIN_PAIRS)
+    parser.add_argument("--mfu", default="", help="shapes to measure mfu of, for instance 1.7B/none,4B/none,4B/selective/3 (CUDA only)")
+    parser.add_argument("--only-mfu", action="store_true", help="without the comparison")
+    parser.add_argument("--tokens", type=int, default=16_384, help="packed tokens of a row on a GPU")
+    options = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    bars: list[Bar] = []
+    notes: dict[str, Any] = {}
+    pairs: list[Pair] = []
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
+        mesh = init_device_mesh("cuda" if cuda else "cpu", (1,), mesh_dim_names=("shard",))
+        if not options.only_mfu:
+            size = {"num_groups": 16, "prompt_tokens": 256, "median_tokens": 200, "row_tokens": options.tokens} if cuda else {"num_groups": 4, "prompt_tokens": 48, "median_tokens": 40, "row_tokens": 1024}
+            pairs, notes = comparison("0.6B" if cuda else "cpu", mesh, num_pairs=max(options.pairs, _line.MIN_PAIRS), **size)
+            bars += [Bar(name="vs_bare", value=_line.ratio(pairs, "bare", "ours"), op=">=", bar=0.95), Bar(name="vs_padded", value=_line.ratio(pairs, "padded", "ours"), op=">=", bar=1.8)]
+        if cuda and options.mfu:
+            found = [_try_mfu(part, mesh, options.tokens) for part in options.mfu.split(",")]
+            notes["mfu"] = found
+            for name in {part["model"] for part in found}:
+                bars.append(Bar(name=f"mfu_{name}", value=max(part.get("mfu", 0.0) for part in found if part["model"] == name), op=">=", bar=MFU_BARS.get(name, 0.0)))
+        dist.destroy_process_group()
+    _line.report("learner", bars=bars, pairs=pairs, packages=("torch", "transformers"), quiet=options.json, notes=notes)
+
+
+def _try_mfu(text: str, mesh: DeviceMesh, num_tokens: int) -> dict[str, Any]:
+    name, recompute, *every = text.split("/")
+    try:
+        return mfu(name, mesh, num_tokens=num_tokens, recompute=recompute, every=int(every[0]) if every else 2, matmul=matmul_flops())  # type: ignore[arg-type]
+    except torch.OutOfMemoryError as error:
+        return {"model": name, "recompute": text, "out_of_memory": str(error)[:200]}
+    finally:
+        torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""`headrace demo` and `headrace smoke`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from deploy.commands.shared import RunDir, run_folder, says_mistakes
+
+
+class Control(StrEnum):
+    """Demos that must not learn, and the one that must."""
+
+    NONE = "none"
+    SHUFFLED_REWARDS = "shuffled-rewards"
+    ZERO_LR = "zero-lr"
+    IGNORED_PUSHES = "ignored-pushes"
+
+
+@says_mistakes
+def demo(
+    run_dir: RunDir = None,
+    control: Annotated[Control, typer.Option(help="A control run, which must not learn.")] = Control.NONE,
+    baselines: Annotated[bool, typer.Option(help="Also measure the base model with 48 tokens, and with the start of the answer given.")] = False,
+    max_minutes: Annotated[float, typer.Option(min=0.1, help="Training time.")] = 7.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of data, sampling and training.")] = 0,
+) -> None:
+    """Teach SmolLM2-135M to answer sums with GRPO on this machine's CPU, and measure it on held-out tasks before and after.
+
+    Example: headrace demo --run-dir runs/demo
+    """
+    from deploy.demo.demo import Options, run
+
+    options = Options(run_dir=run_folder(run_dir, "demo"), control=control.value, baselines=baselines, max_minutes=max_minutes, seed=seed)
+    _finish(run(options, on_event=lambda text: typer.echo(text, err=True)))
+
+
+@says_mistakes
+def smoke(
+    run_dir: RunDir = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of model, data, sampling and training.")] = 0,
+    algorithm: Annotated[str, typer.Option(help="Preset: docs/algorithms.md lists them.")] = "grpo",
+) -> None:
+    """The demo on a tiny model that sorts digits: all services, real engine, under two minutes.
+
+    Example: headrace smoke --algorithm gspo --seed 1
+    """
+    from deploy.demo.smoke import run
+
+    _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm))
+
+
+def _finish(result: dict[str, Any]) -> None:
+    typer.echo(json.dumps(result))

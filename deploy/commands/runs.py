@@ -1,0 +1,104 @@
+"""Commands about one run: launch, validate, status, report, audit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.commands.shared import Sets, say, says_mistakes
+
+
+class Backend(StrEnum):
+    """Where a run is launched."""
+
+    LOCAL = "local"
+
+
+@says_mistakes
+def launch(
+    file: Annotated[Path, typer.Argument(help="Run file.")],
+    backend: Annotated[Backend, typer.Option(help="Where to run.")] = Backend.LOCAL,
+    dry_run: Annotated[bool, typer.Option(help="Print the resolved plan and start nothing.")] = False,
+    sets: Sets = [],  # noqa: B006
+) -> None:
+    """Start all services of a run file and keep them running until it is finished. An existing run folder is resumed.
+
+    Example: headrace launch deploy/templates/cpu.yaml --set learner.steps=20
+    """
+    from deploy.schema import load
+    from deploy.serve import parse_sets
+    from deploy.services import describe
+
+    run = load(file, overrides=parse_sets(sets))
+    if dry_run:
+        typer.echo(json.dumps(describe(run), indent=2))
+        return
+    from deploy.launch import launch_local
+
+    outcome = launch_local(run, on_event=lambda text: typer.echo(text, err=True))
+    if outcome.code:
+        say(outcome.message)
+    raise typer.Exit(outcome.code)
+
+
+@says_mistakes
+def validate(file: Annotated[Path, typer.Argument(help="Run file.")], sets: Sets = []) -> None:  # noqa: B006
+    """Check a run file without starting anything.
+
+    Example: headrace validate deploy/templates/cpu.yaml
+    """
+    from deploy.schema import load
+    from deploy.serve import parse_sets
+
+    run = load(file, overrides=parse_sets(sets))
+    typer.echo(f"{file}: valid; {run.rollout.replicas} rollout, {run.reward.replicas if run.reward else 0} reward, {run.learner.trainer.ranks} trainer ranks")
+
+
+@says_mistakes
+def status(
+    target: Annotated[str, typer.Argument(metavar="[ADDRESS|RUN_DIR]", help="HOST:PORT of a learner, or a run folder.")] = "127.0.0.1:7430",
+    watch: Annotated[bool, typer.Option(help="Again every two seconds until the run is over.")] = False,
+) -> None:
+    """What a running run is doing: account, versions, staleness, replicas.
+
+    Example: headrace status runs/first --watch
+    """
+    from deploy.status import address_of, fetch, lines
+
+    while True:
+        answer = asyncio.run(fetch(address_of(target)))
+        typer.echo("\n".join(lines(answer)) + ("\n" if watch else ""))
+        if not watch or answer.finished:
+            return
+        time.sleep(2)
+
+
+@says_mistakes
+def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, finished or not.")]) -> None:
+    """Write run_dir/report.html: one file with all plots.
+
+    Example: headrace report runs/first
+    """
+    from deploy.report import write
+
+    typer.echo(str(write(run_dir)))
+
+
+@says_mistakes
+def audit(run_dir: Annotated[Path, typer.Argument(help="Run folder, finished or not.")]) -> None:
+    """Prove from a run's files alone that nothing was lost or trained twice. Exit code 1: it was, and each case is named.
+
+    Example: headrace audit runs/first
+    """
+    from deploy.audit.program import audit as examine
+    from deploy.audit.program import table
+
+    outcome = examine(run_dir)
+    typer.echo("\n".join(table(outcome)))
+    raise typer.Exit(1 if outcome.findings.found else 0)

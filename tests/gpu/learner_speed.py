@@ -1,0 +1,114 @@
+"""The learner's fast path on one CUDA device: `python -m tests.gpu.learner_speed [--profile 1.7B]`. A script, not collected by pytest.
+
+Prints a JSON line for each part: flex attention against small dense attentions in float32 (values and gradients, windows and soft caps too), bfloat16
+against float32, and where a step's time on the device goes, by kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks import _learner_shapes as shapes
+from benchmarks.learner import Ours
+from learner.trainer.engine import Engine
+from learner.trainer.model import load_policy
+from learner.trainer.packing import WeightedSample, pack
+
+GROUPS = {"matrix products": ("gemm", "cutlass", "nvjet", "cublas", "xmma", "s16816"), "attention": ("flex_attention", "attention"), "optimizer": ("adam", "multi_tensor", "foreach"), "copies": ("memcpy", "memset", "copy", "all_gather", "chunk_cat", "split_with_sizes", "nccl"), "compiled": ("triton_",)}
+
+
+def model(folder: Path, architecture: str, **more: Any) -> Path:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 611, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096, "initializer_range": 0.2}
+    config = getattr(transformers, f"{architecture}Config")(**{**sizes, **more})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def outcome(folder: Path, mesh: DeviceMesh, engine: Engine, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Log-probs of three packed rows, and the gradient of their sum, flattened."""
+    policy = load_policy(folder, mesh=mesh, compute_dtype=dtype, temperature=0.7, engine=engine)
+    made = shapes.samples(num_groups=6, group_size=4, prompt_tokens=70, median_tokens=60, vocabulary=600)
+    rows = pack([WeightedSample(sample=s, advantage=1.0) for s in made], row_tokens=900, share_prefix=True)
+    found = []
+    for row in rows:
+        values = policy(row.to(torch.device("cuda")), with_entropy=True)
+        (values * torch.linspace(-1, 1, values.shape[1], device="cuda")).sum().backward()
+        found.append(values.detach().flatten())
+    grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in policy.parameters() if p.grad is not None]
+    return torch.cat(found).cpu(), torch.cat([g.flatten() for g in grads]).cpu()
+
+
+def agreement(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
+    """Largest differences, of gradients relative to the largest one."""
+    result: dict[str, Any] = {}
+    fast = Engine(attention="flex", compile=True, unit_tokens=256)
+    for name, architecture, more in (("qwen3", "Qwen3", {}), ("mistral window", "Mistral", {"sliding_window": 50}), ("gemma2", "Gemma2", {"sliding_window": 50, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 32})):
+        source = model(folder / name, architecture, **more)
+        values, gradient = outcome(source, mesh, Engine(), torch.float32)
+        for label, engine, dtype in (("flex float32", fast, torch.float32), ("flex float32 recomputed", Engine(attention="flex", compile=True, unit_tokens=256, recompute="full"), torch.float32), ("flex bfloat16", fast, torch.bfloat16), ("pieces bfloat16", Engine(), torch.bfloat16)):
+            other, slope = outcome(source, mesh, engine, dtype)
+            result[f"{name}, {label}"] = {"value": float((other - values).abs().max()), "gradient": float((slope - gradient).abs().max() / gradient.abs().max())}
+    return result
+
+
+def where_time_goes(name: str, mesh: DeviceMesh, num_tokens: int) -> dict[str, Any]:
+    """Milliseconds on the device of one step, by kind of kernel, and the wall time."""
+    ours = Ours(name, mesh, row_tokens=num_tokens)
+    made = shapes.one_row(num_tokens, prompt_tokens=64, vocabulary=150_000)
+    for _ in range(3):
+        ours.step(made)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        began_s = time.perf_counter()
+        ours.step(made)
+        torch.cuda.synchronize()
+        wall_s = time.perf_counter() - began_s
+    kernels = {e.key: e.self_device_time_total / 1000 for e in seen.key_averages() if e.self_device_time_total > 0 and str(e.device_type).endswith("CUDA")}
+    groups: dict[str, float] = {}
+    for key, value in kernels.items():
+        kind = next((group for group, words in GROUPS.items() if any(word in key.lower() for word in words)), "other")
+        groups[kind] = groups.get(kind, 0.0) + value
+    top = sorted(kernels.items(), key=lambda item: -item[1])[:22]
+    return {"model": name, "wall_ms": round(wall_s * 1000, 1), "device_ms": round(sum(kernels.values()), 1), "by_kind_ms": {k: round(v, 1) for k, v in groups.items()}, "top_ms": {key[:90]: round(value, 2) for key, value in top}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", default="", help="shape whose step is profiled")
+    parser.add_argument("--tokens", type=int, default=16_384)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{Path(name) / 'store'}", rank=0, world_size=1)
+        mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("shard",))
+        print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name()}), flush=True)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {"agreement": lambda: agreement(Path(name), mesh)}
+        if options.profile:
+            parts["profile"] = lambda: where_time_goes(options.profile, mesh, options.tokens)
+        for part, work in parts.items():
+            began_s = time.perf_counter()
+            try:
+                print(json.dumps({part: work(), "seconds": round(time.perf_counter() - began_s, 1)}), flush=True)
+            except Exception as error:
+                print(json.dumps({part: f"{type(error).__name__}: {error}"[:3000]}), flush=True)
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
