@@ -49,16 +49,22 @@ def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig
 
 
 def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
-    new = learner.sampling.max_new_tokens
-    longest = learner.data.max_prompt_tokens
+    for name, one in learner.data.sources.items():
+        yield from _lengths_of(learner, rollout, one.max_prompt_tokens, one.max_new_tokens, learner.data.key_of(name))
+
+
+def _lengths_of(learner: LearnerConfig, rollout: RolloutConfig, longest: int | None, own_new: int | None, key: str) -> Iterator[str]:
+    """Of one data set. own_new: its max_new_tokens, None: the run's."""
+    new = own_new or learner.sampling.max_new_tokens
+    where = f"learner.{key}.max_new_tokens" if own_new else "learner.sampling.max_new_tokens"
     if longest is not None and longest + new > rollout.max_model_len:
         yield (
-            f"rollout.max_model_len={rollout.max_model_len} is less than learner.data.max_prompt_tokens + learner.sampling.max_new_tokens = {longest} + {new} = {longest + new}: "
+            f"rollout.max_model_len={rollout.max_model_len} is less than learner.{key}.max_prompt_tokens + {where} = {longest} + {new} = {longest + new}: "
             f"long samples would be cut; set rollout.max_model_len to {longest + new} or more"
         )
     elif new >= rollout.max_model_len:
         yield (
-            f"learner.sampling.max_new_tokens={new} leaves no room for a prompt in rollout.max_model_len={rollout.max_model_len}; "
+            f"{where}={new} leaves no room for a prompt in rollout.max_model_len={rollout.max_model_len}; "
             "raise rollout.max_model_len or lower max_new_tokens"
         )
     try:
@@ -70,7 +76,7 @@ def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
         return
     if longest is not None and longest + new > positions:
         yield (
-            f"learner.data.max_prompt_tokens={longest} with learner.sampling.max_new_tokens={new}: the model {learner.model} reads {positions} positions; "
+            f"learner.{key}.max_prompt_tokens={longest} with {where}={new}: the model {learner.model} reads {positions} positions; "
             f"use max_prompt_tokens of at most {max(positions - new, 0)}"
         )
     elif rollout.max_model_len > positions:
@@ -97,11 +103,12 @@ def _numbers(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
 
 
 def _files(learner: LearnerConfig) -> Iterator[str]:
-    prompts = learner.data.prompts
-    if learner.data.format != "hub" and not prompts.exists():
-        yield f"learner.data.prompts={str(prompts)!r}: no such file (seen from {Path.cwd()}); give the path of a JSONL or Parquet file, or with learner.data.format=hub an id on the hub"
-    elif prompts.is_file() and prompts.stat().st_size == 0:
-        yield f"learner.data.prompts={str(prompts)!r}: the file is empty; give one with a JSON object a line"
+    for name, one in learner.data.sources.items():
+        key = f"learner.{learner.data.key_of(name)}"
+        if one.format != "hub" and not one.prompts.exists():
+            yield f"{key}.prompts={str(one.prompts)!r}: no such file (seen from {Path.cwd()}); give the path of a JSONL or Parquet file, or with {key}.format=hub an id on the hub"
+        elif one.prompts.is_file() and one.prompts.stat().st_size == 0:
+            yield f"{key}.prompts={str(one.prompts)!r}: the file is empty; give one with a JSON object a line"
     model = Path(learner.model).expanduser()
     if learner.model.startswith(("/", ".", "~")) and not (model / "config.json").is_file():
         yield f"model={learner.model!r}: {model / 'config.json'} does not exist; give a Hugging Face folder, or a hub id"

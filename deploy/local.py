@@ -201,7 +201,7 @@ class Local:
         try:
             return await process.wait()
         except asyncio.CancelledError:
-            await _terminate(process, self._policy.grace_s)
+            await _terminate(process, max(self._policy.grace_s, service.grace_s))
             raise
         finally:
             _kill_session(process.pid)

@@ -22,6 +22,7 @@ from deploy.schema import RunFile
 from learner.config import LearnerConfig
 
 LOOPBACK = "127.0.0.1"
+LEARNER_END_S = 20.0  # for a learner to end once its ranks have cut and left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,7 @@ class Service:
     address: str = ""  # host:port with gRPC health checks; empty: none
     environment: dict[str, str] = field(default_factory=dict)  # on top of the launcher's own
     restart: bool = True  # False: its exit ends the run
+    grace_s: float = 0.0  # from SIGTERM to SIGKILL, where it needs more than the launcher's own
 
 
 def free_addresses(count: int) -> list[str]:
@@ -128,6 +130,7 @@ def _service(
         address=address,
         environment=_environment(gpus),
         restart=module != "learner",
+        grace_s=run.learner.checkpoint.leave_s + LEARNER_END_S if module == "learner" else 0.0,
     )
 
 

@@ -44,6 +44,7 @@ class LeaseConfig(Section):
     max_attempts: Count = Field(3, description="leases of one group before it is dropped")
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
+    alone_minutes: float | None = Field(60.0, gt=0, description="a batch that is waited for with no replica for so long ends the run with a message, after a cut; None: waits for ever")
 
 
 class FilterConfig(Section):
@@ -99,6 +100,7 @@ class CheckpointConfig(Section):
     every_steps: Count | None = Field(10, description="None: only at the end")
     keep: Count = Field(2, description="newest cuts that stay")
     keep_best: KeepBest | None = Field(None, description="one more that stays: the best by a metric; None: none")
+    save_s: Seconds = Field(1800.0, description="each part of a save (copy, write, mark) has failed when it takes longer")
     leave_s: Seconds = Field(60.0, description="ranks told to stop get this long for the running step and their cut")
 
 
@@ -170,8 +172,6 @@ class LearnerConfig(Section):
         kind = algorithm.advantage.kind
         if sampling.group_size == 1 and kind in GROUP_RELATIVE:
             raise ValueError(f"sampling.group_size=1 with algorithm {algorithm.name} (advantage.kind={kind}): a group of one has no spread and so no advantage; use group_size of 2 or more")
-        if sampling.group_size == 1 and self.filter.zero_signal:
-            raise ValueError("filter.zero_signal=true with sampling.group_size=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
         if algorithm.advantage.kind == "pass_at_k" and algorithm.advantage.k > sampling.group_size:
             raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than sampling.group_size={sampling.group_size}: no subset of k exists; use a smaller k")
         if kind == "teacher" and self.filter.zero_signal:
@@ -197,8 +197,12 @@ class LearnerConfig(Section):
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
             raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
-        if self.filter.min_usable > sampling.group_size:
-            raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than sampling.group_size={sampling.group_size}: every group would be dropped; use a smaller min_usable")
+        for name, one in self.data.sources.items():
+            size, where = one.group_size or sampling.group_size, f"{self.data.key_of(name)}.group_size" if one.group_size else "sampling.group_size"
+            if self.filter.min_usable > size:
+                raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than {where}={size}: every group would be dropped; use a smaller min_usable")
+            if size == 1 and (self.filter.zero_signal if one.zero_signal is None else one.zero_signal):
+                raise ValueError(f"filter.zero_signal=true with {where}=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:

@@ -14,7 +14,7 @@ MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engi
 class EvaluationConfig(Section):
     """Evaluation beside training. The model's template, system message and suffix are those of `data`."""
 
-    prompts: Path = Field(description="held-out prompts, read as data.prompts is")
+    prompts: Path = Field(description="held-out prompts, read as `data` says (of several sets: as what stands beside them says)")
     split: str | None = Field(None, description="of saved and hub; None: data.split")
     every_steps: Count | None = Field(10, description="a policy step that is a multiple of it is evaluated; None: only at_start and at_end")
     at_start: bool = Field(True, description="evaluate policy step 0")

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from protos import rpc
-from protos.arrays import pack_floats, pack_ids, unpack
+from protos.arrays import put_floats, put_ids, unpack
 from protos.identity import sample_seed
 from protos.learner.v1alpha1 import learner_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
@@ -222,12 +222,14 @@ class Actor:
     def _trajectory(self, lease: learner_pb2.Lease, index: int, last: Delta) -> pb.Trajectory:
         assert self._me is not None, "a group in hand was leased as somebody"
         assert last.finish is not None and last.token_ids, "a finished sample has at least one token"
-        return pb.Trajectory(
+        made = pb.Trajectory(
             group_id=lease.group_id, sample_index=index, prompt_ids=lease.prompt_ids,
-            completion_ids=pack_ids(last.token_ids), logprobs=pack_floats(last.logprobs),
             spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
             unusable_reason=self._unusable(last), replica_id=self._me.replica_id,
         )  # fmt: skip
+        put_ids(made.completion_ids, last.token_ids)
+        put_floats(made.logprobs, last.logprobs)
+        return made
 
     def _unusable(self, last: Delta) -> str:
         if not all(math.isfinite(value) for value in last.logprobs):

@@ -40,6 +40,7 @@ class Group:
 
     first_version: int
     prompt_row: int
+    size: int
     place: str = "open"
     samples: dict[int, Sample] = field(default_factory=dict)
     has_payload: set[int] = field(default_factory=set)
@@ -68,8 +69,9 @@ class Close:
 class Accounting:
     """`follow` every entry in order; then `groups`, `closes` and the totals tell how the run stands."""
 
-    def __init__(self, rules: Rules, findings: Findings, prompts: list[bytes] | None) -> None:
-        self._rules, self.findings, self._prompts = rules, findings, prompts
+    def __init__(self, rules: Rules, findings: Findings, prompts: list[bytes] | None, *, prompts_since: int = 0) -> None:
+        """prompts_since: number of the first group that has a prompt of `prompts`; older ones had other data."""
+        self._rules, self.findings, self._prompts, self._prompts_since = rules, findings, prompts, prompts_since
         self.versions = Publications()
         self.evaluations = Evaluations(findings, self.versions)
         self.groups: dict[int, Group] = {}
@@ -112,7 +114,7 @@ class Accounting:
         if group is not None:
             group.has_payload.add(index)
             booked = booked or group.samples.get(index)
-            if self._prompts is not None and 0 <= group.prompt_row < len(self._prompts):
+            if self._prompts is not None and seq >= self._prompts_since and 0 <= group.prompt_row < len(self._prompts):
                 prompt = self._prompts[group.prompt_row]
         return payload.check(data, (seq, index), booked, prompt, where, self.findings)
 
@@ -129,10 +131,15 @@ class Accounting:
         missing = [group_name(number) for number in range(self.next_group, min(seq, self.next_group + 3))]
         if self._must(seq >= self.next_group, LEASED, entry, f"group {group_name(seq)} is leased for the first time again"):
             self._must(seq == self.next_group, LEASED, entry, f"group {group_name(seq)} follows {group_name(self.next_group - 1)}: {seq - self.next_group} are missing, {', '.join(missing)} …")
-            self.groups[seq] = Group(first_version=record["version"], prompt_row=record["prompt_row"])
+            self.groups[seq] = Group(first_version=record["version"], prompt_row=record["prompt_row"], size=record.get("size", self._rules.group_size))
             self.next_group = seq + 1
         current = self.published and record["version"] == self.versions.newest
         self._must(current, LEASED, entry, f"group {group_name(seq)} is leased for version {record['version']}, the newest published is {self.versions.newest if self.published else 'none'}")
+
+    def _on_data(self, record: dict[str, Any], entry: Entry) -> None:
+        """What is kept of each data set; with `restart` the data are others, and what was not complete is dropped."""
+        if record["restart"]:
+            self._drop([seq for seq, group in self.groups.items() if group.place == "open" and len(group.samples) < group.size], "data_changed", entry)
 
     def _on_leased_again(self, record: dict[str, Any], entry: Entry) -> None:
         self._open(record["seq"], "leased again", entry)
@@ -144,15 +151,15 @@ class Accounting:
         group = self._open(seq, f"submitted (sample {index})", entry)
         if group is None or sample is None:
             return
-        self._must(0 <= index < self._rules.group_size, SAMPLES, entry, f"{name}: a group has {self._rules.group_size} samples")
+        self._must(0 <= index < group.size, SAMPLES, entry, f"{name}: a group has {group.size} samples")
         self._must(index not in group.samples, SAMPLES, entry, f"{name} is booked a second time")
         for version, _ in sample.tokens:
             known = version in self.versions.by_number and version >= group.first_version
             self._must(known, VERSIONS, entry, f"{name}: drawn by version {version}, but it was leased for {group.first_version} or newer and {self.versions.newest} is the newest published")
         group.samples[index] = sample
         if record["dropped"]:
-            whole = len(group.samples) == self._rules.group_size
-            self._must(whole, ENDED, entry, f"group {group_name(seq)} is dropped as {record['dropped']} with {len(group.samples)} of {self._rules.group_size} samples")
+            whole = len(group.samples) == group.size
+            self._must(whole, ENDED, entry, f"group {group_name(seq)} is dropped as {record['dropped']} with {len(group.samples)} of {group.size} samples")
             self._drop([seq], record["dropped"], entry)
 
     def _on_released(self, record: dict[str, Any], entry: Entry) -> None:
@@ -200,8 +207,8 @@ class Accounting:
             return
         self._must(group.place != "trained", ONCE, entry, f"{name} is trained already")
         self._must(group.place in (expected, "trained"), PLANNED, entry, f"{name} is {group.place}")
-        whole = sorted(group.samples) == list(range(self._rules.group_size))
-        self._must(whole, PLANNED, entry, f"{name} has the samples {sorted(group.samples)} of {self._rules.group_size}")
+        whole = sorted(group.samples) == list(range(group.size))
+        self._must(whole, PLANNED, entry, f"{name} has the samples {sorted(group.samples)} of {group.size}")
         missing = sorted(set(group.samples) - group.has_payload)
         self._must(not missing, HELD, entry, f"{name}: the payloads of samples {missing} are not there")
         group.place = "planned"

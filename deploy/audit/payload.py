@@ -48,6 +48,12 @@ def prompts_of(run_dir: Path) -> list[bytes] | None:
         raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error}); delete it, the next start of the learner makes it again") from None
 
 
+def prompts_since(run_dir: Path) -> int:
+    """Number of the first group that has a prompt of the present data: 0 unless the data were exchanged."""
+    path = run_dir / "resolved" / "data_began"
+    return int(path.read_text()) if path.is_file() else 0
+
+
 def check(payload: bytes, key: tuple[int, int], booked: Sample | None, prompt: bytes | None, where: str, findings: Findings) -> Sample | None:
     """The sample as the payload says; each difference to what is booked is a finding.
 

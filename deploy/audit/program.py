@@ -46,7 +46,7 @@ def _once(run_dir: Path) -> Audit:
     beginning, whole = source.beginning()
     try:
         saved, lines = cuts.read_all(run_dir, findings), metrics.read(run_dir, findings)  # first: a run that goes on is behind in them, never ahead
-        accounting = Accounting(_rules(config), findings, payload.prompts_of(run_dir))
+        accounting = Accounting(_rules(config), findings, payload.prompts_of(run_dir), prompts_since=payload.prompts_since(run_dir))
         _follow(run_dir, source, whole, saved, accounting, findings)
     except FileNotFoundError as error:
         raise Moved(str(error.filename)) from None

@@ -1,9 +1,10 @@
-"""What the records mean: the state of the account, changed by `Account.apply` and by nothing else.
+"""What the records mean: the state of the account, changed by `Account.apply` (and `add_sample`, a part of it) and by nothing else.
 
 A record is one mutation, whole: a msgpack-able dict with its "type". The same records in the same order give the same state, so
 a restarted gateway is the newest cut's `state()` plus the journal's records after it. Which records may be made is ledger.py's.
 
-    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease
+    data           rules, restart           what is kept of each data set; restart: the data are others, unfinished groups are dropped
+    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size and pick where they are not plain
     leased_again   seq, lease
     submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""
     released       given_back, failed, dropped                         leases that ended unfulfilled: seqs; dropped: out of attempts
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learner.gateway.groups import Group, Lease, SampleFacts
+from learner.gateway.history import History, Rules
 from learner.gateway.versions import PolicyVersion, Versions
 
 SCHEMA = 1
@@ -66,6 +68,7 @@ class Account:
         self.next_seq = self.num_trained = self.drops_in_row = 0
         self.dropped: dict[str, int] = {}
         self.tokens_by_staleness: dict[int, int] = {}
+        self.history = History()
         self.groups: dict[int, Group] = {}
         self.unheld: set[int] = set()
         self.waiting: set[int] = set()
@@ -88,6 +91,11 @@ class Account:
             raise ValueError(f"journal record of unknown type {record.get('type')!r}: it was written by another version of this program; use that one")
         handler(record)
 
+    def _apply_data(self, record: Record) -> None:
+        if record["restart"]:
+            self._drop([seq for seq, group in self.groups.items() if group.place == "open" and seq not in self.waiting], "data_changed")
+        self.history.set_rules({name: Rules.from_record(rules) for name, rules in record["rules"].items()}, restart=record["restart"])
+
     def _apply_opened(self, record: Record) -> None:
         seq = record["seq"]
         assert seq == self.next_seq, f"group {seq} opened, {self.next_seq} was due"
@@ -100,7 +108,10 @@ class Account:
             floor_step=self.step,
             attempts=1,
             lease=Lease(**record["lease"]),
+            data_set=record.get("data_set", ""),
+            size=record.get("size", self.group_size),
         )
+        self.history.opened(self.groups[seq].data_set, record["prompt_row"], seq=seq, step=self.step, pick=record.get("pick", {}))
         self.next_seq += 1
 
     def _apply_leased_again(self, record: Record) -> None:
@@ -110,15 +121,19 @@ class Account:
         self.unheld.discard(group.seq)
 
     def _apply_submitted(self, record: Record) -> None:
-        group = self.groups[record["seq"]]
-        group.samples[record["sample_index"]] = SampleFacts.from_record(record["facts"])
-        if len(group.samples) < self.group_size:
+        self.add_sample(self.groups[record["seq"]], record["sample_index"], SampleFacts.from_record(record["facts"]), record["dropped"])
+
+    def add_sample(self, group: Group, sample_index: int, facts: SampleFacts, dropped: str) -> None:
+        """What a "submitted" record means, for whoever has its facts at hand: they need not be read back from the record just made."""
+        group.samples[sample_index] = facts
+        if len(group.samples) < group.size:
             return
+        self.history.measured(group.data_set, group.prompt_row, (facts.reward for facts in group.usable() if facts.reward is not None))
         group.lease = None
         self.unheld.discard(group.seq)
         self.waiting.add(group.seq)
-        if record["dropped"]:
-            self._drop([group.seq], record["dropped"])
+        if dropped:
+            self._drop([group.seq], dropped)
         else:
             self.drops_in_row = 0
 
@@ -206,11 +221,12 @@ class Account:
 
     def _drop(self, seqs: Iterable[int], reason: str) -> None:
         for seq in seqs:
-            del self.groups[seq]
+            group = self.groups.pop(seq)
+            self.history.dropped(group.data_set, group.prompt_row, reason)
             self.unheld.discard(seq)
             self.waiting.discard(seq)
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
-            self.drops_in_row += reason != "rolled_back"
+            self.drops_in_row += reason not in ("rolled_back", "data_changed")
 
     def state(self) -> dict[str, Any]:
         """Msgpack-able copy of everything; `Account.from_state` makes an equal account."""
@@ -220,6 +236,7 @@ class Account:
             "versions": self.versions.state(),
             **{name: getattr(self, name) for name in _PLAIN},
             "dropped": dict(self.dropped),
+            "history": self.history.to_state(),
             "tokens_by_staleness": sorted([age, count] for age, count in self.tokens_by_staleness.items()),
             "groups": [group.to_state() for _, group in sorted(self.groups.items())],
             "unheld": sorted(self.unheld),
@@ -240,7 +257,11 @@ class Account:
             setattr(account, name, state[name])
         account.dropped = dict(state["dropped"])
         account.tokens_by_staleness = dict(state["tokens_by_staleness"])
-        account.groups = {saved["seq"]: Group.from_state(saved) for saved in state["groups"]}
+        if "history" in state:
+            account.history = History.from_state(state["history"])
+        else:  # saved before there was one: its only data set had every group
+            account.history.of("").given = account.history.of("").phase = account.next_seq
+        account.groups = {saved["seq"]: Group.from_state({"size": account.group_size, **saved}) for saved in state["groups"]}
         account.unheld, account.waiting = set(state["unheld"]), set(state["waiting"])
         account.active = Plan.from_state(state["active"]) if state["active"] else None
         account.closed = {saved[0]: Plan.from_state(saved) for saved in state["closed"]}

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgpack
+from isal.isal_zlib import crc32
 
 from learner.gateway.groups import group_id
 from learner.gateway.segments import Entry, Position
 
 Key = tuple[str, int]  # (group_id, sample_index): the identity of a sample in its run
-Item = tuple[bytes, bytes, "Key | None", "asyncio.Future[Position]"]  # record, payload, whose payload, when it is durable
+Item = tuple[bytes, bytes, int, "Key | None"]  # record, payload, the payload's CRC-32, whose payload
+_Waiter = tuple["asyncio.Future[Any]", int, int, bool]  # done when durable, of so many entries, of so many bytes, with a list or one position
 PAYLOADS = frozenset({"submitted", "payload"})  # records that carry a sample's payload
 
 
@@ -44,6 +46,7 @@ class Appends(ABC):
         self.num_bytes = 0  # that the journal holds
         self._max_pending_bytes = max_pending_bytes
         self._queue: list[Item] = []
+        self._waiters: list[_Waiter] = []  # of the queue, in order
         self._pending_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -82,7 +85,7 @@ class Appends(ABC):
     def payload(self, position: Position) -> bytes:
         """The payload of the entry at a position. Raises JournalDamaged when there is no whole entry."""
 
-    def payloads(self, positions: Iterable[Position]) -> Iterator[bytes]:
+    def payloads(self, positions: Sequence[Position]) -> Iterator[bytes | memoryview]:
         """As `payload`, of several in their order."""
         for position in positions:
             yield self.payload(position)
@@ -99,6 +102,10 @@ class Appends(ABC):
     def _write(self, batch: list[Item]) -> list[Position]:
         """In the thread: one batch, durable when it returns. Raises JournalFailed, and then nothing of the batch counts."""
 
+    def _chore(self) -> Callable[[], None] | None:
+        """What the thread has to do once a batch was answered, and nobody waits for; None: nothing."""
+        return None
+
     @abstractmethod
     def _shut(self) -> None:
         """Lets others open the journal."""
@@ -110,15 +117,28 @@ class Appends(ABC):
 
         The future raises JournalFailed when it could not be made durable (the disk is full, for instance).
         """
-        future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        return self._queued([(record, payload)], many=False)
+
+    def append_all(self, entries: Sequence[tuple[dict[str, Any], bytes]]) -> asyncio.Future[list[Position]]:
+        """As `append`, of several entries in order, with one future for all."""
+        return self._queued(entries, many=True)
+
+    def _queued(self, entries: Sequence[tuple[dict[str, Any], bytes]], *, many: bool) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         if self._failure is not None:
             future.set_exception(self._failure)
             return future
-        body = msgpack.packb(record)
-        self._queue.append((body, payload, key_of(record), future))
-        self._add_pending(len(body) + len(payload))
+        num_bytes = 0
+        for record, payload in entries:
+            body = msgpack.packb(record)
+            # The checksum is taken here, where the payload is in the cache, and not in the thread, which would wait for the interpreter's lock after each.
+            self._queue.append((body, payload, crc32(payload), key_of(record)))
+            num_bytes += len(body) + len(payload)
+        self._waiters.append((future, len(entries), num_bytes, many))
+        self._add_pending(num_bytes)
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="journal writer")
+            self._writer = loop.create_task(self._write_all(), name="journal writer")
         return future
 
     async def drained(self) -> None:
@@ -135,22 +155,29 @@ class Appends(ABC):
     async def _write_all(self) -> None:
         loop = asyncio.get_running_loop()
         while self._queue and self._failure is None:
-            batch, self._queue = self._queue, []
+            batch, waiters, self._queue, self._waiters = self._queue, self._waiters, [], []
             try:
                 positions = await loop.run_in_executor(self._thread, self._write, batch)
             except Exception as error:  # supervised edge: whatever it was, nothing may be written after records that are not
                 self._failure = error if isinstance(error, JournalFailed) else JournalFailed(f"journal {self.name} could not be written: {type(error).__name__}: {error}; restart")
-                self._fail([*batch, *self._queue])
+                self._fail([*waiters, *self._waiters])
                 return
-            for (body, payload, _, future), position in zip(batch, positions, strict=True):
-                self._add_pending(-len(body) - len(payload))
-                if not future.done():
-                    future.set_result(position)
+            self._answer(waiters, positions)
+            if (chore := self._chore()) is not None:
+                await loop.run_in_executor(self._thread, chore)
 
-    def _fail(self, items: list[Item]) -> None:
-        self._queue = []
+    def _answer(self, waiters: list[_Waiter], positions: list[Position]) -> None:
+        first = 0
+        for future, count, num_bytes, many in waiters:
+            self._add_pending(-num_bytes)
+            if not future.done():
+                future.set_result(positions[first : first + count] if many else positions[first])
+            first += count
+
+    def _fail(self, waiters: list[_Waiter]) -> None:
+        self._queue, self._waiters = [], []
         self._add_pending(-self._pending_bytes)
-        for *_, future in items:
+        for future, *_ in waiters:
             if not future.done():
                 assert self._failure is not None
                 future.set_exception(self._failure)

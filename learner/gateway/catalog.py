@@ -13,25 +13,31 @@ import msgpack
 import numpy as np
 
 from learner.config import LearnerConfig
+from learner.data_config import SetConfig
 from learner.gateway import rendering
 from learner.gateway.bell import Bell
-from learner.gateway.prompts import Prompt, PromptOrder, load_prompts
+from learner.gateway.choosers import picker_of, rules_of
+from learner.gateway.history import Rules
+from learner.gateway.picking import Picker
+from learner.gateway.prompts import Prompt, PromptSet, load_prompts
 from protos.identity import template_digest, tokenizer_digest
 
 logger = logging.getLogger("headrace.learner.catalog")
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """Prompts that fit, by row. Example: row 3 has `prompts[3]` and the ids of `ids[3]`."""
+    """Prompts that fit, by row, the data sets one after another. Example: row 3 has `prompts[3]` and the ids of `ids[3]`."""
 
     prompts: tuple[Prompt, ...]
     ids: tuple[bytes, ...]  # little-endian int32, at least one id each
     max_new_tokens: tuple[int, ...]  # what each prompt may still draw
     stop_token_ids: tuple[int, ...]
     fingerprint: str  # of the prompts that fit, in order
-    order: PromptOrder
+    picker: Picker
+    group_sizes: dict[str, int]  # by data set
+    rules: dict[str, Rules]  # by data set
 
     @property
     def needed_tokens(self) -> int:
@@ -39,33 +45,55 @@ class Catalog:
         return max(len(ids) // 4 + new for ids, new in zip(self.ids, self.max_new_tokens, strict=True))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    """One data set as read. key: of its settings, for messages."""
+
+    key: str
+    config: SetConfig
+    prompts: PromptSet
+
+
 def load(config: LearnerConfig, folder: Path, cache: Path) -> Catalog:
     """Blocks for as long as tokenizing takes; a cache of the ids makes the next start quick. Raises ValueError for the user's mistakes."""
-    data = config.data
-    prompts = load_prompts(data.prompts, data, cache=cache.with_name("records.jsonl"))
+    read = {
+        name: _Read(key=config.data.key_of(name), config=one, prompts=load_prompts(one.prompts, one, key=config.data.key_of(name), cache=cache.with_name(f"records{'-' * bool(name)}{name}.jsonl")))
+        for name, one in config.data.sources.items()
+    }
     model_tokens = rendering.max_model_tokens(folder)
-    key = [SCHEMA, prompts.fingerprint, tokenizer_digest(folder), template_digest(folder), data.template, data.system, data.max_prompt_tokens, model_tokens, data.overlong]
+    key = [SCHEMA, tokenizer_digest(folder), template_digest(folder), model_tokens, *([name, one.prompts.fingerprint, one.config.template, one.config.system, one.config.max_prompt_tokens, one.config.overlong] for name, one in read.items())]
     stored = _read_cache(cache, key)
     if stored is None:
-        renderer = rendering.Renderer(folder, template=data.template, system=data.system)
-        rendered = rendering.render_all(renderer, prompts, max_model_tokens=model_tokens, max_prompt_tokens=data.max_prompt_tokens, overlong=data.overlong)
-        if rendered.dropped:
-            logger.warning("%d of %d prompts are too long and left out", len(rendered.dropped), len(prompts))
-        stored = {
-            "rows": [row for row, prompt in enumerate(prompts) if prompt.prompt_id not in rendered.dropped],
-            "ids": [np.asarray(ids, dtype="<i4").tobytes() for ids in rendered.token_ids],
-            "fingerprint": rendered.prompts.fingerprint,
-        }
+        rendered = [_render(folder, one, model_tokens) for one in read.values()]
+        stored = {"ids": [ids for part in rendered for ids in part["ids"]], "sets": [{"rows": part["rows"], "fingerprint": part["fingerprint"]} for part in rendered]}
         _write_cache(cache, key, stored)
-    wanted = config.sampling.max_new_tokens
+    fitting = {name: [one.prompts[row] for row in part["rows"]] for (name, one), part in zip(read.items(), stored["sets"], strict=True)}
+    wanted = {name: one.max_new_tokens or config.sampling.max_new_tokens for name, one in config.data.sources.items()}
+    owners = [name for name, prompts in fitting.items() for _ in prompts]
+    fingerprints = [part["fingerprint"] for part in stored["sets"]]
     return Catalog(
-        prompts=tuple(prompts[row] for row in stored["rows"]),
+        prompts=tuple(prompt for prompts in fitting.values() for prompt in prompts),
         ids=tuple(stored["ids"]),
-        max_new_tokens=tuple(rendering.max_new_tokens(len(ids) // 4, wanted=wanted, max_model_tokens=model_tokens) for ids in stored["ids"]),
+        max_new_tokens=tuple(rendering.max_new_tokens(len(ids) // 4, wanted=wanted[owner], max_model_tokens=model_tokens) for ids, owner in zip(stored["ids"], owners, strict=True)),
         stop_token_ids=tuple(config.sampling.stop_token_ids) or rendering.stop_ids(folder),
-        fingerprint=stored["fingerprint"],
-        order=PromptOrder(num_rows=len(stored["rows"]), seed=config.seed, shuffle=data.shuffle, epochs=data.epochs),
+        fingerprint=" ".join(f"{name}={value}" if name else value for name, value in zip(read, fingerprints, strict=True)),
+        picker=picker_of(config.data.sources, fitting, seed=config.seed),
+        group_sizes={name: one.group_size or config.sampling.group_size for name, one in config.data.sources.items()},
+        rules={name: rules_of(one) for name, one in config.data.sources.items()},
     )
+
+
+def _render(folder: Path, one: _Read, model_tokens: int | None) -> dict[str, Any]:
+    config, prompts = one.config, one.prompts
+    renderer = rendering.Renderer(folder, template=config.template, system=config.system)
+    rendered = rendering.render_all(renderer, prompts, max_model_tokens=model_tokens, max_prompt_tokens=config.max_prompt_tokens, overlong=config.overlong, key=one.key)
+    if rendered.dropped:
+        logger.warning("%s: %d of %d prompts are too long and left out", one.key, len(rendered.dropped), len(prompts))
+    return {
+        "rows": [row for row, prompt in enumerate(prompts) if prompt.prompt_id not in rendered.dropped],
+        "ids": [np.asarray(ids, dtype="<i4").tobytes() for ids in rendered.token_ids],
+        "fingerprint": rendered.prompts.fingerprint,
+    }
 
 
 def _read_cache(path: Path, key: list[Any]) -> dict[str, Any] | None:

@@ -8,12 +8,12 @@ is told from a whole one.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgpack
+from isal.isal_zlib import crc32
 
 from learner.gateway.appends import Key
 
@@ -48,7 +48,7 @@ def read(path: Path) -> Iterator[tuple[Key, bytes]]:
                 raise ValueError(f"{path} ends at byte {offset} after {count} payloads: it is not whole")
             num_key, num_payload, crc = _HEAD.unpack(start)
             name, payload = file.read(num_key), file.read(num_payload)
-            if len(payload) < num_payload or zlib.crc32(payload, zlib.crc32(name)) != crc:
+            if len(payload) < num_payload or crc32(payload, crc32(name)) != crc:
                 raise ValueError(f"{path} is damaged at byte {offset}: the checksum of payload {count} does not match")
             if not name:
                 if _COUNT.unpack(payload)[0] != count:
@@ -60,7 +60,7 @@ def read(path: Path) -> Iterator[tuple[Key, bytes]]:
 
 
 def _put(file: BinaryIO, name: bytes, payload: bytes) -> None:
-    file.write(_HEAD.pack(len(name), len(payload), zlib.crc32(payload, zlib.crc32(name))))
+    file.write(_HEAD.pack(len(name), len(payload), crc32(payload, crc32(name))))
     file.write(name)
     file.write(payload)
 

@@ -198,9 +198,12 @@ class EvaluationDesk:
 
     # Answers
 
-    async def take(self, trajectory: trajectory_pb2.Trajectory) -> tuple[str, str]:
-        """(status of the receipt, why with "unwanted"). Raises ValueError when the sample is malformed."""
+    async def until_prompts_are_known(self) -> None:
+        """Raises the ValueError that loading them ended with."""
         await self._shelf.wait()
+
+    def take(self, trajectory: trajectory_pb2.Trajectory) -> tuple[str, str]:
+        """(status of the receipt, why with "unwanted"), once the prompts are known. Raises ValueError when the sample is malformed."""
         identity, running, catalog = parsed(trajectory.group_id), self._running, self._shelf.catalog
         wanted = identity is not None and running is not None and identity[0] == running.serial != self._closed and identity[1] < running.num_prompts and identity[1] not in running.lost
         if identity is None or running is None or catalog is None or not wanted:

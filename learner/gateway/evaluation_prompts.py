@@ -1,4 +1,4 @@
-"""The held-out prompts of a run as token ids: read and rendered as the training prompts are."""
+"""The held-out prompts of a run as token ids: read and rendered as the training prompts are, in file order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from learner.config import LearnerConfig
+from learner.data_config import ReplayConfig
 from learner.gateway import catalog
 from learner.gateway.catalog import Catalog
 
@@ -19,7 +20,7 @@ def load(config: LearnerConfig, folder: Path, cache: Path, *, training: Catalog)
     if evaluation is None:
         return None
     split = config.data.split if evaluation.split is None else evaluation.split
-    data = config.data.model_copy(update={"prompts": evaluation.prompts, "split": split})
+    data = config.data.model_copy(update={"prompts": evaluation.prompts, "split": split, "sets": {}, "curriculum": None, "replay": ReplayConfig()})
     sampling = config.sampling.model_copy(update={"max_new_tokens": evaluation.max_new_tokens or config.sampling.max_new_tokens})
     try:
         found = catalog.load(config.model_copy(update={"data": data, "sampling": sampling}), folder, cache)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from learner.gateway import cuts, snapshots
 from learner.gateway.account import Record
@@ -104,10 +105,13 @@ class Feed:
             self.duty.check(incarnation, rank)  # relieved meanwhile: say so
             raise
 
-    async def read_rows(self, keys: list[tuple[str, int]], chunk_bytes: int) -> AsyncIterator[list[bytes]]:
-        """Payloads of samples in order, about chunk_bytes at a time (0: READ_BYTES); read in a thread, one chunk ahead of the caller."""
+    def read_rows(self, keys: list[tuple[str, int]], chunk_bytes: int) -> AsyncGenerator[list[bytes | memoryview], None]:
+        """Payloads of samples in order, about chunk_bytes at a time (0: READ_BYTES); read in a thread, one chunk ahead of the caller,
+        from this call on."""
         payloads = self._books.read(keys, chunk_bytes or READ_BYTES)
-        ahead = asyncio.ensure_future(asyncio.to_thread(next, payloads, None))
+        return self._chunks(payloads, asyncio.ensure_future(asyncio.to_thread(next, payloads, None)))
+
+    async def _chunks(self, payloads: Iterator[list[bytes | memoryview]], ahead: asyncio.Future[Any]) -> AsyncGenerator[list[bytes | memoryview], None]:
         try:
             while (chunk := await ahead) is not None:
                 ahead = asyncio.ensure_future(asyncio.to_thread(next, payloads, None))

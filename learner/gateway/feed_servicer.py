@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ class FeedServicer(feed_pb2_grpc.FeedServiceServicer):
     async def TakeBatch(self, request: pb.TakeBatchRequest, context: Any) -> None:
         decision = await self._feed.take(request.incarnation, request.rank, request.policy_step, leaving=request.leaving)
         keys = decision.rows_of(request.rank)
-        await context.write(wire.header(decision, len(keys)))
-        async for payloads in self._feed.read_rows(keys, request.rows_bytes):
-            for message in wire.batch_rows(payloads, together=request.rows_bytes > 0):
-                await context.write(message)
+        async with aclosing(self._feed.read_rows(keys, request.rows_bytes)) as chunks:  # read beside the making of the header
+            await context.write(wire.header(decision, len(keys)))
+            async for payloads in chunks:
+                for message in wire.batch_rows(payloads, together=request.rows_bytes > 0):
+                    await context.write(message)
 
     @answering
     async def CloseBatch(self, request: pb.CloseBatchRequest, context: Any) -> pb.CloseBatchResponse:

@@ -41,6 +41,7 @@ from learner.gateway.transports import transports_of
 from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
 from learner.lines import Lines
+from learner.shared_memory import snapshot_root
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
 from protos.rpc import Server
@@ -51,7 +52,6 @@ logger = logging.getLogger("headrace.learner.gateway")
 FINISH_GRACE_S = 30.0  # for replicas to load the last version and leave after RunFinished
 LAST_GRACE_S = 8.0  # of that, once told to stop: the supervisor's own grace is 10 s
 STOP_GRACE_S = 1.0  # for running calls, once nothing new is taken
-SNAPSHOTS = Path("/dev/shm")
 
 
 class Gateway:
@@ -86,6 +86,8 @@ class Gateway:
             silence_s=config.lease.silence_s,
             scorer=config.scorer,
             newest_version=lambda: self._snapshots.newest.version if self._snapshots.newest else 0,
+            last_version=lambda: self._books.ledger.account.versions.last_number,
+            push_deadline_s=config.push.deadline_s,
         )
         self._held_out = catalog.Shelf()
         self._evaluation = self._make_evaluation()
@@ -128,11 +130,7 @@ class Gateway:
         try:
             found = await asyncio.to_thread(catalog.load, self._config, self._folder, resolved / "prompts.msgpack")
             held_out = await asyncio.to_thread(evaluation_prompts.load, self._config, self._folder, resolved / "evaluation" / "prompts.msgpack", training=found)
-            if self.feed.fingerprint:
-                prompts.check_fingerprint(self.feed.fingerprint, found.fingerprint, self._config.data.prompts)
-            else:
-                founding.keep(self._config.run_dir, self._founding)
-                self.feed.note_prompts(found.fingerprint)
+            self._settle_data(found)
         except ValueError as error:
             self._shelf.fail(error)
             raise
@@ -142,6 +140,22 @@ class Gateway:
         self._shelf.put(found)
         self._books.bell.ring()
         await asyncio.Event().wait()  # a loop that ends is taken for a failure
+
+    def _settle_data(self, found: catalog.Catalog) -> None:
+        """The account learns what it is to keep of the data. Raises ValueError where the data are others than the run began with."""
+        began, ledger, changes = self.feed.fingerprint, self._books.ledger, self._config.data.on_change == "restart"
+        if began and not changes:
+            prompts.check_fingerprint(began, found.fingerprint, "the data of " + ", ".join(str(one.prompts) for one in self._config.data.sources.values()))
+        if not began:
+            founding.keep(self._config.run_dir, self._founding)
+        restart = bool(began) and began != found.fingerprint
+        if restart:
+            logger.warning("the data are not those the run began with (fingerprint %s, was %s): their passes begin anew, as data.on_change=restart says", found.fingerprint, began)
+            write_whole(self._config.run_dir / "resolved" / "data_began", str(ledger.next_seq))  # for the audit: rows of older groups are of other data
+        if (record := ledger.set_data(found.rules, restart=restart)) is not None:
+            self._books.commit(record)
+        if began != found.fingerprint:
+            self.feed.note_prompts(found.fingerprint)
 
     async def _let_replicas_leave(self, stopping: asyncio.Event) -> None:
         now_s = asyncio.get_running_loop().time
@@ -157,7 +171,7 @@ class Gateway:
         await self._server.stop(STOP_GRACE_S)
         self._clock.save()
         await self._journal.close()
-        self._snapshots.remove_all(SNAPSHOTS / f"headrace-{self.run_id}")
+        self._snapshots.remove_all(snapshot_root(self.run_id))
 
     def _make_evaluation(self) -> EvaluationDesk | None:
         config = self._config
@@ -185,6 +199,7 @@ class Gateway:
             self._books, self._attendance, self._shelf, saving,
             num_steps=config.steps, seed=config.seed, shuffle_rewards=config.control == "shuffled_rewards", is_over=self._is_over,
             may_end=self._evaluation.may_end if self._evaluation else lambda _: True,
+            alone_s=None if config.lease.alone_minutes is None else 60 * config.lease.alone_minutes,
         )  # fmt: skip
         return Feed(
             books=self._books,
@@ -242,6 +257,8 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
+        zero_signals={name: one.zero_signal for name, one in config.data.sources.items() if one.zero_signal is not None},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -9,15 +10,18 @@ from typing import Any, Literal
 
 ZERO_SIGNAL_SPREAD = 1e-6
 UNSCORED = "unscored"
+NAMES_KEPT = 4096  # names and numbers of groups that need not be made again for each sample
 
 Place = Literal["open", "planned", "closed"]
 
 
+@functools.lru_cache(NAMES_KEPT)
 def group_id(seq: int) -> str:
     """Name of the group with this sequence number: unique in a run, sorts in order of first lease."""
     return f"g{seq:08d}"
 
 
+@functools.lru_cache(NAMES_KEPT)
 def seq_of(name: str) -> int | None:
     """Sequence number of a group's name; None when it is no such name."""
     digits = name[1:]
@@ -54,7 +58,7 @@ class SampleFacts:
             raise ValueError(f"reward {self.reward} is not finite; send it as unscored")
         if not 0 <= self.num_trained_tokens <= self.num_completion_tokens:
             raise ValueError(f"num_trained_tokens={self.num_trained_tokens} is outside [0, num_completion_tokens={self.num_completion_tokens}]")
-        if not self.spans or sum(count for _, count in self.spans) != self.num_trained_tokens:
+        if not self.spans or sum([count for _, count in self.spans]) != self.num_trained_tokens:
             raise ValueError(f"version spans {self.spans} do not sum to num_trained_tokens={self.num_trained_tokens}")
 
     @property
@@ -62,10 +66,17 @@ class SampleFacts:
         return not self.unusable_reason
 
     def to_record(self) -> dict[str, Any]:
-        record = {name: getattr(self, name) for name in _PLAIN_FACTS}
-        record["spans"] = [list(span) for span in self.spans]
-        record["reward_parts"] = dict(self.reward_parts)
-        return record
+        return {
+            "reward": self.reward,
+            "unusable_reason": self.unusable_reason,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_completion_tokens": self.num_completion_tokens,
+            "num_trained_tokens": self.num_trained_tokens,
+            "truncated": self.truncated,
+            "replica_id": self.replica_id,
+            "spans": [list(span) for span in self.spans],
+            "reward_parts": dict(self.reward_parts),
+        }
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> SampleFacts:
@@ -89,6 +100,7 @@ class Group:
     first_version: least version of the first lease; no token of it may be older.
     floor_step: policy step at the first lease; it is not leased again while the run is rolled back below that.
     attempts: leases that count (one given back in good order does not).
+    data_set: name of the prompt's data set; empty: the run has one without a name. size: samples of the group.
     rolled_back: it was open in a rollback, so its age may break the bound without a defect.
     """
 
@@ -98,6 +110,8 @@ class Group:
     opened_at: float
     first_version: int
     floor_step: int
+    size: int
+    data_set: str = ""
     attempts: int = 0
     lease: Lease | None = None
     samples: dict[int, SampleFacts] = field(default_factory=dict)
@@ -124,7 +138,6 @@ class Group:
         return cls(**{**state, "lease": lease, "samples": samples})
 
 
-_PLAIN_FACTS = tuple(entry.name for entry in fields(SampleFacts) if entry.name not in ("spans", "reward_parts"))
 _PLAIN_GROUP = tuple(entry.name for entry in fields(Group) if entry.name not in ("lease", "samples"))
 
 

@@ -12,7 +12,7 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,11 +23,11 @@ from learner.gateway.segments import (
     HEADER,
     Entry,
     JournalDamaged,
+    PayloadReader,
     Position,
     TornTail,
     head,
     read_entry,
-    read_payload,
     read_segment,
     segment_numbers,
     segment_path,
@@ -97,6 +97,8 @@ class Journal(Appends):
         for entry in self._read_from(numbers, start):
             if indexed is None or entry.position > indexed:
                 self._index.note(entry.position, key_of(entry.record))
+                if self._index.is_behind:
+                    self._index.flush()
             if after is None or entry.position > after:
                 yield entry
         self._number = numbers[-1] if numbers else self._number
@@ -136,21 +138,24 @@ class Journal(Appends):
 
     def payload(self, position: Position) -> bytes:
         """See Appends."""
-        return next(self.payloads([position]))
+        return bytes(next(self.payloads([position])))
 
-    def payloads(self, positions: Iterable[Position]) -> Iterator[bytes]:
+    def payloads(self, positions: Sequence[Position]) -> Iterator[bytes | memoryview]:
         """See Appends; each segment is opened once, and each entry checked."""
+        offsets: dict[int, list[int]] = {}
+        for position in positions:
+            offsets.setdefault(position.segment, []).append(position.offset)
         with ExitStack() as opened:
-            files: dict[int, tuple[int, int]] = {}  # segment to descriptor and bytes
+            readers: dict[int, PayloadReader] = {}
+            for segment, those in offsets.items():
+                file = opened.enter_context(segment_path(self.folder, segment).open("rb", buffering=0)).fileno()
+                readers[segment] = PayloadReader(file, those, os.fstat(file).st_size)
             for position in positions:
-                path = segment_path(self.folder, position.segment)
-                if position.segment not in files:
-                    number = opened.enter_context(path.open("rb")).fileno()
-                    files[position.segment] = number, os.fstat(number).st_size
-                entry = read_payload(files[position.segment][0], position, files[position.segment][1])
-                if isinstance(entry, str):
-                    raise JournalDamaged(f"journal {path} is damaged at byte {position.offset}: {entry}; restart from the newest checkpoint")
-                yield entry
+                payload = readers[position.segment].payload(position.offset)
+                if isinstance(payload, str):
+                    path = segment_path(self.folder, position.segment)
+                    raise JournalDamaged(f"journal {path} is damaged at byte {position.offset}: {payload}; restart from the newest checkpoint")
+                yield payload
 
     def forget(self, before: Position) -> int:
         """Deletes the segments that hold only entries before a position; returns how many."""
@@ -204,9 +209,9 @@ class Journal(Appends):
         buffers: list[bytes] = []
         positions: list[Position] = []
         offset = self._durable
-        for body, payload, *_ in batch:
+        for body, payload, payload_crc, _ in batch:
             positions.append(Position(self._number, offset))
-            buffers += (head(body, payload, self._durable), body, payload)
+            buffers += (head(body, payload, self._durable, payload_crc), body, payload)
             offset += HEAD_BYTES + len(body) + len(payload)
         try:
             _write_buffers(self._file, buffers)
@@ -218,9 +223,12 @@ class Journal(Appends):
         faultpoints.point("after_fsync")
         self.num_syncs += 1
         self._durable = offset
-        for position, (_, _, key, _) in zip(positions, batch, strict=True):
+        for position, (_, _, _, key) in zip(positions, batch, strict=True):
             self._index.note(position, key)
         return positions
+
+    def _chore(self) -> Callable[[], None] | None:
+        return self._index.flush if self._index.is_behind else None
 
     def _next_segment(self) -> None:
         old, self._number = self._file, self._number + 1

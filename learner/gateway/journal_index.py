@@ -17,7 +17,9 @@ from learner.gateway.segments import Position
 _log = logging.getLogger("headrace.gateway.journal")
 NAME = "index.sqlite"
 SCHEMA = 1
-_BATCH = 2048  # rows between two writes; a crash costs the reading of so many entries
+_BATCH = 2048  # entries between two writes; a crash costs the reading of so many
+_ROWS = 256  # in one statement: it is one call, while executemany would ask for the interpreter's lock again after each row
+_INSERT = "INSERT OR REPLACE INTO payloads VALUES "
 
 
 class Index:
@@ -48,13 +50,15 @@ class Index:
         self._open()
 
     def note(self, position: Position, key: Key | None) -> None:
-        """The next entry of the log; key: whose payload it has."""
+        """The next entry of the log; key: whose payload it has. Once it `is_behind`, it wants to be flushed."""
         self.reached = position
         self._num_noted += 1
         if key is not None:
             self._rows.append((*key, position.segment, position.offset))
-        if self._num_noted >= _BATCH:
-            self.flush()
+
+    @property
+    def is_behind(self) -> bool:
+        return self._num_noted >= _BATCH
 
     def find(self, keys: Iterable[Key]) -> dict[Key, Position] | None:
         """Positions of the keys that are known; None: it is broken, ask the log."""
@@ -81,7 +85,9 @@ class Index:
             return
         try:
             with self._database:  # rows and mark in one transaction: a file that is behind is right as far as it goes
-                self._database.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?, ?, ?)", rows)
+                for first in range(0, len(rows), _ROWS):
+                    some = rows[first : first + _ROWS]
+                    self._database.execute(_INSERT + ", ".join(["(?, ?, ?, ?)"] * len(some)), [value for row in some for value in row])
                 self._database.execute("INSERT OR REPLACE INTO reached VALUES (0, ?, ?)", (self.reached.segment, self.reached.offset))
         except sqlite3.Error as error:
             self._give_up(error)

@@ -123,11 +123,16 @@ class LeaseDesk:
         if ledger.next_release() is not None:
             group, record = ledger.lease_again(holder=holder, lease_id=lease_id, lapse_at=now + self._lapse_s)
         else:
-            row = catalog.order.row(ledger.next_seq)
-            if row is None or not ledger.room() or ledger.counts().open >= self._groups_wanted():
+            if not ledger.room() or ledger.counts().open >= self._groups_wanted():
                 return None
-            prompt_id = catalog.prompts[row].prompt_id
-            group, record = ledger.open_group(holder=holder, lease_id=lease_id, now=now, lapse_at=now + self._lapse_s, prompt_id=prompt_id, prompt_row=row)
+            pick = catalog.picker.next(ledger.account.history, ledger.step)
+            if pick is None:
+                return None
+            prompt_id, size = catalog.prompts[pick.row].prompt_id, catalog.group_sizes[pick.data_set]
+            group, record = ledger.open_group(
+                holder=holder, lease_id=lease_id, now=now, lapse_at=now + self._lapse_s, prompt_id=prompt_id, prompt_row=pick.row,
+                data_set=pick.data_set, size=size if size != ledger.limits.group_size else None, pick=pick.note,
+            )  # fmt: skip
         self._books.commit(record)
         assert ledger.published is not None
         return Loan(group=group, lease_id=lease_id, least_version=ledger.published.number, done=tuple(sorted(group.samples)), catalog=catalog)

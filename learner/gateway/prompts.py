@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import string
 from collections.abc import Sequence
@@ -90,24 +89,23 @@ class PromptOrder:
         epoch, index = divmod(position, self.num_rows)
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        return _permutation(self.num_rows, self.seed, epoch)[index] if self.shuffle else index
+        return self.rows(epoch)[index]
 
-    @property
-    def num_positions(self) -> float:
-        """Positions before the end; infinite without a bound on epochs."""
-        return math.inf if self.epochs is None else self.epochs * self.num_rows
+    def rows(self, epoch: int) -> Sequence[int]:
+        """All rows of one epoch in order."""
+        return _permutation(self.num_rows, self.seed, epoch) if self.shuffle else range(self.num_rows)
 
 
-def check_fingerprint(saved: str, fingerprint: str, path: Path) -> None:
-    """Raises ValueError when a run goes on with other prompts than it began with."""
+def check_fingerprint(saved: str, fingerprint: str, where: str) -> None:
+    """Raises ValueError when a run goes on with other prompts than it began with. Of several data sets: "name=fingerprint name=fingerprint"."""
     if saved != fingerprint:
         raise ValueError(
-            f"data.prompts={path} has fingerprint {fingerprint}, but this run began with {saved}: positions in the prompt order would mean "
-            "other prompts; give the same file and fields, or start a new run folder"
+            f"{where} has fingerprint {fingerprint}, but this run began with {saved}: positions in the prompt order would mean "
+            "other prompts; give the same data and fields, start a new run folder, or begin their passes anew with data.on_change=restart"
         )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)  # of several data sets, this epoch's and the next
 def _permutation(num_rows: int, seed: int, epoch: int) -> tuple[int, ...]:
     rows = list(range(num_rows))
     random.Random(f"{seed}:{epoch}").shuffle(rows)

@@ -154,5 +154,5 @@ async def put_back(recovered: Recovered, books: Books) -> None:
         for key, payload in cut_payloads.read(recovered.cut.folder / cut_payloads.NAME):
             if key in recovered.missing:
                 await books.journal.drained()
-                books.commit_sample(key, {"type": "payload", "seq": seq_of(key[0]), "sample_index": key[1]}, payload)
+                books.commit_samples([(key, {"type": "payload", "seq": seq_of(key[0]), "sample_index": key[1]}, payload)])
     await books.barrier()

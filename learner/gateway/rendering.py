@@ -80,6 +80,7 @@ def render_all(
     max_model_tokens: int | None,
     max_prompt_tokens: int | None = None,
     overlong: Literal["refuse", "drop"] = "refuse",
+    key: str = "data",
 ) -> Rendered:
     """Renders every prompt before the run starts, so that none fails at step 400.
 
@@ -90,10 +91,10 @@ def render_all(
     ids = [found for start in range(0, len(prompts), _BATCH) for found in renderer.ids(prompts[start : start + _BATCH])]
     fits = [not bounds or len(found) <= min(bounds) for found in ids]
     dropped = {prompt.prompt_id: len(found) for prompt, found, fit in zip(prompts, ids, fits, strict=True) if not fit}
-    rule = f"over the limit of {min(bounds, default=0)} prompt tokens (data.max_prompt_tokens={max_prompt_tokens}, the model's length {max_model_tokens} less one to draw)"
+    rule = f"over the limit of {min(bounds, default=0)} prompt tokens ({key}.max_prompt_tokens={max_prompt_tokens}, the model's length {max_model_tokens} less one to draw)"
     if dropped and overlong == "refuse":
         name, length = next(iter(dropped.items()))
-        raise ValueError(f"{len(dropped)} of {len(prompts)} prompts are {rule}, the first is {name!r} with {length}; shorten them, raise the limit, or set data.overlong=drop")
+        raise ValueError(f"{len(dropped)} of {len(prompts)} prompts are {rule}, the first is {name!r} with {length}; shorten them, raise the limit, or set {key}.overlong=drop")
     if len(dropped) == len(prompts):
         raise ValueError(f"all {len(prompts)} prompts are {rule}; shorten them or raise the limit")
     kept = [prompt for prompt, fit in zip(prompts, fits, strict=True) if fit]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgpack
+from isal.isal_zlib import crc32, crc32_combine
 
 MAGIC = b"HEADRACE"
 SCHEMA = 1
@@ -24,6 +24,8 @@ SUFFIX = ".log"
 _MARKER = b"\xabHRE"
 _FIELDS = struct.Struct("<III")
 HEAD_BYTES = len(_MARKER) + _FIELDS.size + 4
+RUN_BYTES, GAP_BYTES = 1 << 20, 128 << 10  # of payloads read at once, and between two of them
+FIRST_ENTRY_BYTES = 32 << 10  # how long the last entry of a run is thought to be, until longer ones were seen
 
 
 class JournalDamaged(RuntimeError):
@@ -66,10 +68,11 @@ def segment_numbers(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}"))
 
 
-def head(body: bytes, payload: bytes, durable_bytes: int) -> bytes:
-    """The head that goes before a body and its payload."""
+def head(body: bytes, payload: bytes | memoryview, durable_bytes: int, payload_crc: int | None = None) -> bytes:
+    """The head that goes before a body and its payload. payload_crc: the payload's own CRC-32 where it was taken before."""
     fields = _FIELDS.pack(len(body), len(payload), durable_bytes)
-    return _MARKER + fields + _crc(fields, body, payload).to_bytes(4, "little")
+    crc = _crc(fields, body, payload) if payload_crc is None else crc32_combine(crc32(body, crc32(fields)), payload_crc, len(payload))
+    return _MARKER + fields + crc.to_bytes(4, "little")
 
 
 def read_segment(path: Path, *, last: bool, offset: int = 0) -> Iterator[Entry | TornTail]:
@@ -110,10 +113,63 @@ def read_entry(file: int, position: Position, end: int) -> Entry | str:
     return Entry(position=position, record=record, payload=payload, num_bytes=HEAD_BYTES + len(body) + len(payload), durable_bytes=durable)
 
 
-def read_payload(file: int, position: Position, end: int) -> bytes | str:
-    """The payload alone of the entry at a position, checked as a whole; or why there is none, as with read_entry."""
-    whole = _read_whole(file, position, end)
-    return whole if isinstance(whole, str) else whole[1]
+class PayloadReader:
+    """Payloads of the entries at some offsets of one open segment, each checked as a whole. Neighbours come with one read.
+
+    offsets: in the order in which `payload` will be asked for them. end: of the file.
+    """
+
+    def __init__(self, file: int, offsets: Sequence[int], end: int) -> None:
+        self._file, self._end = file, end
+        self._reads = runs(offsets)
+        self._start, self._data = 0, memoryview(b"")
+        self._longest = FIRST_ENTRY_BYTES
+
+    def payload(self, offset: int) -> memoryview | str:
+        """Part of what was read for several; or why no whole entry is there, as with read_entry."""
+        if offset in self._reads:
+            self._read(offset, self._reads.pop(offset) + self._longest)
+        start = self._part(offset, HEAD_BYTES)
+        if len(start) < HEAD_BYTES:
+            return f"{len(start)} bytes are less than the head of an entry"
+        if start[: len(_MARKER)] != _MARKER:
+            return "no entry begins there"
+        fields = start[len(_MARKER) : -4]
+        num_body, num_payload, _ = _FIELDS.unpack(fields)
+        num_bytes = HEAD_BYTES + num_body + num_payload
+        self._longest = max(self._longest, num_bytes)
+        entry = self._part(offset, num_bytes)
+        if len(entry) < num_bytes:
+            return f"the entry should have {num_bytes} bytes and {len(entry)} are there"
+        if crc32(entry[HEAD_BYTES:], crc32(fields)) != int.from_bytes(start[-4:], "little"):
+            return "the checksum of the entry does not match"
+        return entry[HEAD_BYTES + num_body :]
+
+    def _part(self, offset: int, num_bytes: int) -> memoryview:
+        """Bytes of the file, fewer at its end."""
+        first = offset - self._start
+        if first < 0 or first + num_bytes > len(self._data):
+            self._read(offset, num_bytes)
+            first = 0
+        return self._data[first : first + num_bytes]
+
+    def _read(self, offset: int, num_bytes: int) -> None:
+        self._start, self._data = offset, memoryview(os.pread(self._file, max(0, min(num_bytes, self._end - offset)), offset))
+
+
+def runs(offsets: Sequence[int]) -> dict[int, int]:
+    """What to read at once: the first offset of each run of neighbours, and how far the last one of the run lies behind it.
+
+    Offsets rise inside a run, by at most GAP_BYTES, and by RUN_BYTES in all. Example: runs([0, 500, 90, 95]) == {0: 500, 90: 5}.
+    """
+    found: dict[int, int] = {}
+    first = last = None
+    for offset in offsets:
+        if first is None or last is None or not last < offset <= min(last + GAP_BYTES, first + RUN_BYTES):
+            first = offset
+        found[first] = offset - first
+        last = offset
+    return found
 
 
 def _read_whole(file: int, position: Position, end: int) -> tuple[bytes, bytes, int] | str:
@@ -133,8 +189,8 @@ def _read_whole(file: int, position: Position, end: int) -> tuple[bytes, bytes, 
     return (body, payload, durable) if _crc(fields, body, payload) == crc else "the checksum of the entry does not match"
 
 
-def _crc(fields: bytes, body: bytes, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(body, zlib.crc32(fields)))
+def _crc(fields: bytes, body: bytes, payload: bytes | memoryview) -> int:
+    return crc32(payload, crc32(body, crc32(fields)))
 
 
 def _check_header(path: Path, start: bytes) -> None:

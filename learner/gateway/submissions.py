@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from learner.gateway.account import Record
+from learner.gateway.appends import Key
 from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
 from learner.gateway.evaluation import parsed
@@ -35,6 +37,7 @@ class Receipt:
 
 
 Sample = trajectory_pb2.Trajectory
+Taken = tuple[Key, Record, bytes]
 Item = tuple[list[Receipt], "asyncio.Future[Any]"] | BaseException | None  # the future: the newest record of a message is on the disk
 
 
@@ -55,13 +58,20 @@ class Submissions:
         """
         queue: asyncio.Queue[Item] = asyncio.Queue(MAX_IN_FLIGHT)
         taker = asyncio.create_task(self._take_all(messages, queue))
+        held: list[Item] = []  # out of the queue, not answered yet
         try:
-            while (item := await queue.get()) is not None:
+            while (item := held.pop() if held else await queue.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 receipts, durable = item
                 await asyncio.shield(durable)
                 faultpoints.point("after_fsync_before_receipt")
+                while not queue.empty() and not held:  # one answer for all messages of several samples that are on the disk by now
+                    following = queue.get_nowait()
+                    if isinstance(following, tuple) and min(len(receipts), len(following[0])) > 1 and _is_durable(following[1]):
+                        receipts += following[0]
+                    else:
+                        held.append(following)
                 await write(receipts)
                 faultpoints.point("after_receipt")
         finally:
@@ -71,33 +81,48 @@ class Submissions:
         try:
             async for run_id, samples in messages:
                 await self._books.journal.drained()
+                await self._until_prompts_are_known(samples)
                 receipts: list[Receipt] = []
+                taken: list[Taken] = []
                 try:
                     for sample in samples:
-                        receipts.append(await self._take(run_id, sample))
+                        receipts.append(self._take(run_id, sample, taken))
                 finally:
                     if receipts:
-                        await queue.put((receipts, self._books.barrier()))
+                        await queue.put((receipts, self._books.commit_samples(taken)))
             await queue.put(None)
         except Exception as error:  # handed to `serve`, which raises it in its place among the receipts
             await queue.put(error)
 
-    async def _take(self, run_id: str, trajectory: Sample) -> Receipt:
-        """Accounts one sample; its record is queued for the disk. Raises ValueError when it is malformed."""
+    async def _until_prompts_are_known(self, samples: Sequence[Sample]) -> None:
+        """Samples of groups that the account knows are compared with their prompts; after a restart those are rendered first."""
+        if self._shelf.catalog is None and any(self._books.ledger.group(sample.group_id) for sample in samples):
+            await self._shelf.wait()
+        if self._evaluation is not None and any(parsed(sample.group_id) for sample in samples):
+            await self._evaluation.until_prompts_are_known()
+
+    def _take(self, run_id: str, trajectory: Sample, taken: list[Taken]) -> Receipt:
+        """Accounts one sample; what must be journaled goes into `taken`. No await between that and `commit_samples`: the journal has
+        the order of the account. Raises ValueError when the sample is malformed."""
+        group_id, index = trajectory.group_id, trajectory.sample_index
         if run_id != self._run_id:
-            raise ValueError(f"sample ({trajectory.group_id}, {trajectory.sample_index}) belongs to run {run_id or 'empty'}, this is {self._run_id}; attend again")
-        if self._evaluation is not None and parsed(trajectory.group_id) is not None:
-            status, detail = await self._evaluation.take(trajectory)
-            return Receipt(group_id=trajectory.group_id, sample_index=trajectory.sample_index, status=status, detail=detail)
-        ledger, key = self._books.ledger, (trajectory.group_id, trajectory.sample_index)
-        group = ledger.group(trajectory.group_id)
-        catalog = await self._shelf.wait() if group is not None else None
+            raise ValueError(f"sample ({group_id}, {index}) belongs to run {run_id or 'empty'}, this is {self._run_id}; attend again")
+        if self._evaluation is not None and parsed(group_id) is not None:
+            status, detail = self._evaluation.take(trajectory)
+            return Receipt(group_id=group_id, sample_index=index, status=status, detail=detail)
+        ledger, catalog = self._books.ledger, self._shelf.catalog
+        group = ledger.group(group_id)
         prompt_ids, max_new_tokens = (catalog.ids[group.prompt_row], catalog.max_new_tokens[group.prompt_row]) if catalog and group else (None, None)
         facts = facts_of(trajectory, prompt_ids=prompt_ids, vocabulary=self._vocabulary, max_new_tokens=max_new_tokens)
-        outcome = ledger.submit(*key, facts)
-        receipt = Receipt(group_id=key[0], sample_index=key[1], status=outcome.status, detail=outcome.reason if outcome.status == "unwanted" else "")
+        outcome = ledger.submit(group_id, index, facts)
         if outcome.record is not None:
+            if facts.unusable_reason:
+                self._books.unusable[facts.unusable_reason] += 1
             if outcome.reason:
-                logger.info("group %s is dropped: %s", key[0], outcome.reason)
-            self._books.commit_sample(key, outcome.record, trajectory.SerializeToString())
-        return receipt
+                logger.info("group %s is dropped: %s", group_id, outcome.reason)
+            taken.append(((group_id, index), outcome.record, trajectory.SerializeToString()))
+        return Receipt(group_id=group_id, sample_index=index, status=outcome.status, detail=outcome.reason if outcome.status == "unwanted" else "")
+
+
+def _is_durable(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None

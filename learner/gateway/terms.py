@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from learner.gateway.account import Record
@@ -16,6 +17,7 @@ class Limits:
 
     groups_per_step P, max_staleness S in steps, window W in groups; group_size: samples of a group.
     min_usable, zero_signal, unscored: see `groups.verdict`. max_attempts: leases of one group before it is dropped("attempts").
+    group_sizes, zero_signals: by data set, where one differs.
     max_consecutive_drops: groups dropped one after another at which the run still goes on.
     """
 
@@ -28,6 +30,8 @@ class Limits:
     unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
     max_consecutive_drops: int = 256
     max_attempts: int = 3
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    zero_signals: Mapping[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.max_open >= self.groups_per_step
@@ -65,9 +69,10 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One sample of a planned batch. staleness: of its oldest token, in steps."""
+    """One sample of a planned batch. staleness: of its oldest token, in steps. data_set: its name; empty: the run has one without."""
 
     group_id: str
     sample_index: int
     facts: SampleFacts
     staleness: int
+    data_set: str = ""

@@ -48,7 +48,7 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], le
             prompt_id=group.prompt_id,
             prompt_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_INT32, data=catalog.ids[row]),
             prompt_text=catalog.prompts[row].text,
-            group_size=config.sampling.group_size,
+            group_size=group.size,
             done=loan.done,
             sampling=trajectory_pb2.SamplingParams(
                 temperature=config.sampling.temperature,
@@ -63,6 +63,8 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], le
             purpose=learner_pb2.LEASE_PURPOSE_TRAINING,
         )
         lease.fields.update(catalog.prompts[row].fields)
+        if group.data_set:
+            lease.fields["data_set"] = group.data_set
         return lease
 
     return encode
@@ -100,9 +102,12 @@ def _evaluation_lease(loan: EvaluationLoan, config: LearnerConfig) -> learner_pb
 
 
 def receipts(values: Sequence[Receipt]) -> learner_pb2.SubmitTrajectoriesResponse:
-    """The answer to one message: of one sample, or of several."""
-    made = [receipt(value) for value in values]
-    return made[0] if len(made) == 1 else learner_pb2.SubmitTrajectoriesResponse(receipts=made)
+    """The answer to one sample, or to several, of one message or more."""
+    made = learner_pb2.SubmitTrajectoriesResponse()
+    add = made.receipts.add
+    for value in values if len(values) > 1 else ():
+        add(group_id=value.group_id, sample_index=value.sample_index, status=_STATUSES[value.status], detail=value.detail)
+    return made if len(values) > 1 else receipt(values[0])
 
 
 def receipt(value: Receipt) -> learner_pb2.SubmitTrajectoriesResponse:
@@ -124,24 +129,26 @@ def header(decision: Decision, num_rows: int) -> feed_pb2.TakeBatchResponse:
     return feed_pb2.TakeBatchResponse(header=value)
 
 
-def batch_rows(payloads: Sequence[bytes], *, together: bool) -> list[bytes]:
+def batch_rows(payloads: Sequence[bytes | memoryview], *, together: bool) -> list[bytes]:
     """Encoded TakeBatchResponses that bring serialized trajectories, all in one (`rows`) or one each (`row`).
 
-    A payload is copied as it is: parsing and encoding it again would cost more than sending it.
+    A payload is copied as it is, once: parsing and encoding it again would cost more than sending it.
     """
     if not together:
-        return [_field(feed_pb2.TakeBatchResponse.ROW_FIELD_NUMBER, payload) for payload in payloads]
-    rows = b"".join(part for payload in payloads for part in (_key(feed_pb2.Rows.ROWS_FIELD_NUMBER, len(payload)), payload))
-    return [_field(feed_pb2.TakeBatchResponse.ROWS_FIELD_NUMBER, rows)]
+        return [b"".join((_key(feed_pb2.TakeBatchResponse.ROW_FIELD_NUMBER, len(payload)), payload)) for payload in payloads]
+    parts: list[bytes | memoryview] = [b""]
+    num_bytes = 0
+    for payload in payloads:
+        key = _key(feed_pb2.Rows.ROWS_FIELD_NUMBER, len(payload))
+        num_bytes += len(key) + len(payload)
+        parts += (key, payload)
+    parts[0] = _key(feed_pb2.TakeBatchResponse.ROWS_FIELD_NUMBER, num_bytes)
+    return [b"".join(parts)]
 
 
 def encoded(message: feed_pb2.TakeBatchResponse | bytes) -> bytes:
     """Serializer of TakeBatch: what is encoded already passes."""
     return message if isinstance(message, bytes) else message.SerializeToString()
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _key(number, len(data)) + data
 
 
 def _key(number: int, num_bytes: int) -> bytes:
@@ -191,6 +198,7 @@ def _table_row(row: Row, owner: int) -> feed_pb2.TableRow:
         truncated=facts.truncated,
         num_versions=len({version for version, _ in facts.spans}),
         reward_parts=facts.reward_parts,
+        data_set=row.data_set,
     )
 
 

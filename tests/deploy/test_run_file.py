@@ -49,7 +49,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.stepz": 5}, ["run.yaml: learner.stepz: unknown key (value 5)"]),
     ({"learner.steps": 0}, ["run.yaml: learner.steps: Input should be greater than or equal to 1, got 0"]),
     ({"rollout.replicas": 0}, ["run.yaml: rollout.replicas: Input should be greater than or equal to 1, got 0"]),
-    ({"learner.data": {}}, ["run.yaml: learner.data.prompts: required, but missing"]),
+    ({"learner.data": {}}, ["run.yaml: learner.data: prompts=None with 0 sets", "give exactly one of the two"]),
     ({"learner.sampling.temperature": 0}, ["run.yaml: learner: sampling.temperature=0 with group_size=8", "above 0"]),
     ({"rollout.model": "other"}, ["rollout.model='other' differs from model=", "remove rollout.model"]),
     ({"learner.scorer": "style"}, ["learner.scorer='style' is none of reward.scorers ['answer']", "name one of them"]),
@@ -123,6 +123,7 @@ def test_services_know_each_others_addresses_before_they_start(content: dict[str
     assert (config["address"], config["replica_id"], config["seed"]) == (services["rollout-1"].address, "rollout-1", 1)
     assert "replicas" not in config
     assert [service.restart for service in services.values()] == [True, True, True, True, False]
+    assert [service.grace_s for service in services.values()] == [0, 0, 0, 0, 60 + 20]  # leave_s, and its end: a learner that is told to stop is not killed in its cut
 
 
 def test_a_learners_address_is_kept_and_its_port_0_is_fixed_before_the_start(content: dict[str, Any]) -> None:

@@ -43,6 +43,7 @@ async def an_engine(folder: Path, **values: object) -> AsyncIterator[VllmEngine]
 async def test_kept_kv_continues_under_new_weights_aborts_nobody_and_is_never_found_by_later_requests(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    # faults.md 31: 16 streams, none aborted, each with both versions
     other = reference.perturbed(tiny_model, tmp_path / "other", seed=1)
     old, new = reference.load(tiny_model), reference.load(other)
     async with an_engine(tiny_model, in_flight="keep") as engine:

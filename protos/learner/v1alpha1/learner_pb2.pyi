@@ -148,18 +148,20 @@ class Heartbeat(_message.Message):
     def __init__(self, state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_free: _Optional[int] = ..., num_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "newest_version", "heartbeat_s", "silence_s", "scorer")
+    __slots__ = ("run_id", "newest_version", "heartbeat_s", "silence_s", "scorer", "push_deadline_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     SILENCE_S_FIELD_NUMBER: _ClassVar[int]
     SCORER_FIELD_NUMBER: _ClassVar[int]
+    PUSH_DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     newest_version: int
     heartbeat_s: float
     silence_s: float
     scorer: str
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., scorer: _Optional[str] = ...) -> None: ...
+    push_deadline_s: float
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., scorer: _Optional[str] = ..., push_deadline_s: _Optional[float] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("version",)
@@ -388,7 +390,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "run_dir", "finished", "alarm", "evaluation")
+    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "evaluation")
     class Replica(_message.Message):
         __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens", "quarantined", "failures_in_row")
         REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +432,35 @@ class GetStatusResponse(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class DataSet(_message.Message):
+        __slots__ = ("name", "num_prompts", "num_given", "ended", "prompts_by_class", "counters")
+        class PromptsByClassEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: int
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+        class CountersEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: int
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        NUM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+        NUM_GIVEN_FIELD_NUMBER: _ClassVar[int]
+        ENDED_FIELD_NUMBER: _ClassVar[int]
+        PROMPTS_BY_CLASS_FIELD_NUMBER: _ClassVar[int]
+        COUNTERS_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        num_prompts: int
+        num_given: int
+        ended: bool
+        prompts_by_class: _containers.ScalarMap[str, int]
+        counters: _containers.ScalarMap[str, int]
+        def __init__(self, name: _Optional[str] = ..., num_prompts: _Optional[int] = ..., num_given: _Optional[int] = ..., ended: _Optional[bool] = ..., prompts_by_class: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
     class Evaluation(_message.Message):
         __slots__ = ("running", "policy_step", "version", "num_wanted", "num_leased", "num_scored", "num_unscored", "num_lost", "num_open", "num_postponed", "last", "last_step")
         RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +504,8 @@ class GetStatusResponse(_message.Message):
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ALARM_FIELD_NUMBER: _ClassVar[int]
+    DATA_SETS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FLAT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     newest_version: int
@@ -490,5 +523,7 @@ class GetStatusResponse(_message.Message):
     run_dir: str
     finished: bool
     alarm: str
+    data_sets: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.DataSet]
+    num_kept_flat: int
     evaluation: GetStatusResponse.Evaluation
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ...) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from learner.config import KeepBest
 from learner.gateway import cut_payloads, cuts, saving
+from learner.gateway.batches import LAST_TRIES
 from learner.gateway.best import best_step
 from protos.learner.v1alpha1 import feed_pb2, learner_pb2
 from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, eventually, running, sample
@@ -279,3 +281,85 @@ async def test_a_save_that_fails_at_the_marker_is_reported_and_the_run_goes_on(t
         assert (await trainer.take(0))[0].num_rows == 4
         await eventually(lambda: not cuts.all_marked(config.run_dir / "checkpoints"))
         await actor.leave()
+
+
+# The end of a run
+
+
+async def test_a_run_whose_time_is_up_is_cut_before_it_ends(tmp_path: Path, impatient: None) -> None:
+    config = config_in(tmp_path, checkpoint={"every_steps": None})
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
+        await one_step(trainer, actor)
+        gateway.feed._batches._is_over = lambda: True
+        header, _ = await trainer.take(1)
+        assert header.save_first and not header.end_of_run and not header.leave
+        await trainer.save(1, config.run_dir)
+        assert (await trainer.take(1))[0].end_of_run
+        assert [cut.policy_step for cut in cuts.all_marked(config.run_dir / "checkpoints")] == [1]
+        await actor.leave()
+
+
+async def test_a_run_whose_prompts_are_used_up_is_cut_before_it_ends(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    config = config_in(tmp_path, num_prompts=2, checkpoint={"every_steps": None}, data={"prompts": prompts, "template": "raw", "shuffle": False, "epochs": 1})
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
+        await one_step(trainer, actor)
+        assert (await trainer.take(1))[0].save_first
+        await trainer.save(1, config.run_dir)
+        assert (await trainer.take(1))[0].end_of_run
+        await actor.leave()
+
+
+async def test_the_end_waits_for_a_save_that_runs_and_tries_again_where_it_fails(tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "RETRY_S", 0.1)
+    config = config_in(tmp_path, steps=1)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
+        await one_step(trainer, actor, will_save=True)
+        ending = asyncio.create_task(trainer.take(1))
+        await asyncio.sleep(0.3)
+        assert not ending.done()  # the ranks are writing
+        await failed_save(trainer, 1)
+        header, _ = await ending
+        for _ in range(LAST_TRIES):
+            assert header.save_first and not header.end_of_run
+            await failed_save(trainer, 1)
+            ending = asyncio.create_task(trainer.take(1))
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                header, _ = await ending
+        error = ending.exception()
+        assert isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.ABORTED
+        assert "the run is at its end, step 1, but the cut of it failed 3 times (disk full; the newest cut is none)" in str(error.details())
+        await actor.leave()
+
+
+async def test_nobody_waits_for_ever_for_a_save_whose_end_was_never_reported(tmp_path: Path, impatient: None) -> None:
+    config = config_in(tmp_path, steps=1)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
+        await one_step(trainer, actor, will_save=True)
+        gateway._saving._patience_s = 0.2
+        assert (await trainer.take(1))[0].save_first  # another one is asked for
+        assert gateway._saving.num_failed == 1
+        await actor.leave()
+
+
+async def one_step(trainer: Trainer, actor: Actor, *, will_save: bool = False) -> None:
+    """Registers, attends, and trains step 0."""
+    await trainer.register()
+    await trainer.close(0)
+    await actor.attend()
+    for lease in await actor.lease(max_groups=2):
+        await actor.fulfil(lease)
+    await trainer.take(0)
+    await trainer.close(1, will_save=will_save)
+
+
+async def failed_save(trainer: Trainer, step: int) -> None:
+    await trainer.stub.SaveCut(feed_pb2.SaveCutRequest(incarnation=100, policy_step=step, error="disk full"))

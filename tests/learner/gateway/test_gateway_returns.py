@@ -51,6 +51,7 @@ async def test_a_run_whose_time_is_up_replays_what_was_trained_past_its_cut_befo
         await again.close(0)
         header, _ = await again.take(0)
         assert not header.end_of_run and [row.group_id for row in header.table] == [row.group_id for row in first.table]
-        await again.close(1)
+        await again.close(1, will_save=True)
+        await again.save(1, config.run_dir)
         assert (await again.take(1))[0].end_of_run
         await actor.leave()

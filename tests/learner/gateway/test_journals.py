@@ -74,7 +74,7 @@ async def test_payloads_are_read_in_the_order_asked_for_in_chunks_of_about_so_ma
     assert list(journal.read()) == []
     books = Books(cast(Ledger, None), journal)
     for seq in range(10):
-        await books.commit_sample((f"g{seq:08d}", 0), sample(seq, 0), bytes([seq]) * 1000)
+        await books.commit_samples([((f"g{seq:08d}", 0), sample(seq, 0), bytes([seq]) * 1000)])
     order = [9, 0, 5, 4, 8, 1, 2]
     chunks = await asyncio.to_thread(lambda: list(books.read([(f"g{seq:08d}", 0) for seq in order], 2500)))
     assert [[payload[0] for payload in chunk] for chunk in chunks] == [[9, 0, 5], [4, 8, 1], [2]]

@@ -122,8 +122,8 @@ def test_another_data_set_has_another_fingerprint_and_a_run_refuses_it(tmp_path:
     for lines in ([{"prompt": "a", "answer": 2}, {"prompt": "b"}], [{"prompt": "b"}, {"prompt": "a", "answer": 1}], [{"prompt": "a", "answer": 1}]):
         other = load_prompts(written(tmp_path, *lines))
         with pytest.raises(ValueError, match=r"fingerprint .* began with .* start a new run folder"):
-            check_fingerprint(one.fingerprint, other.fingerprint, tmp_path)
-    check_fingerprint(one.fingerprint, same.fingerprint, tmp_path)
+            check_fingerprint(one.fingerprint, other.fingerprint, "here")
+    check_fingerprint(one.fingerprint, same.fingerprint, "here")
 
 
 # Order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -26,6 +27,13 @@ def test_facts_of_a_usable_sample() -> None:
     assert found.usable and found.reward == 1.0 and found.truncated
     assert (found.num_prompt_tokens, found.num_completion_tokens, found.num_trained_tokens) == (2, 3, 2)
     assert found.spans == ((7, 1), (8, 1))  # tokens that are trained on
+
+
+def test_a_record_has_every_fact_and_gives_equal_facts_back() -> None:
+    found = facts()
+    record = found.to_record()
+    assert set(record) == {field.name for field in fields(SampleFacts)}
+    assert SampleFacts.from_record(record) == found
 
 
 @pytest.mark.parametrize(
