@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from learner.config import LearnerConfig
 from learner.gateway import cuts
-from protos.learner.v1alpha1 import learner_pb2
+from protos.learner.v1alpha1 import feed_pb2, learner_pb2
 from tests.learner.gateway.gateway_harness import Actor, Child, Trainer, config_in, eventually, running, sample
 
 ACCEPTED, DUPLICATE, UNWANTED = learner_pb2.RECEIPT_STATUS_ACCEPTED, learner_pb2.RECEIPT_STATUS_DUPLICATE, learner_pb2.RECEIPT_STATUS_UNWANTED
@@ -73,6 +73,15 @@ async def held_out(actor: Both) -> learner_pb2.Lease:
     return await actor.next(evaluation=True)
 
 
+async def the_end(trainer: Trainer, config: LearnerConfig, step: int) -> feed_pb2.BatchHeader:
+    """Takes until the run is over; the cut of its last policy is made where it is asked for."""
+    while True:
+        header, _ = await trainer.take(step)
+        if not header.save_first:
+            return header
+        await trainer.save(step, config.run_dir)
+
+
 async def status(actor: Actor) -> learner_pb2.GetStatusResponse:
     answer = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), wait_for_ready=True, timeout=10)
     own = answer.evaluation
@@ -118,9 +127,9 @@ async def test_the_share_of_places_bounds_what_is_in_flight_and_training_goes_on
     async with running(config) as gateway:
         trainer, actor = Trainer(f"127.0.0.1:{gateway.port}", tmp_path / "shm"), Actor(f"127.0.0.1:{gateway.port}", config)
         await trainer.register()
+        await trainer.close(0)
         await actor.attend(beating=False)
         await actor.beat(1, num_running=2, num_free=4)  # six places, three of them for evaluation
-        await trainer.close(0)
         await eventually(lambda: gateway._evaluation is not None and gateway._evaluation._running is not None)
         purposes = [lease.purpose for lease in await actor.lease(max_groups=8)]
         assert purposes.count(EVALUATION) == 3 and len(purposes) == 8
@@ -188,13 +197,12 @@ async def test_the_end_of_the_run_waits_for_the_last_evaluation_which_has_all_pl
     config = evaluating(tmp_path, num_prompts=4, evaluation={"every_steps": None, "at_end": True}, steps=1)
     async with running(config) as gateway:
         trainer, actor = await begun(f"127.0.0.1:{gateway.port}", tmp_path, config, steps=1)
-        ending = asyncio.create_task(trainer.take(1))
+        ending = asyncio.create_task(the_end(trainer, config, 1))
         leases = await actor.lease(max_groups=4)
         assert [lease.purpose for lease in leases] == [EVALUATION] * 4 and not ending.done()
         for lease in leases:
             await actor.fulfil(lease, version=2, rewards=(1.0,))
-        header, _ = await ending
-        assert header.end_of_run and results(config)[0]["step"] == 1 and results(config)[0]["evaluation"]["score"] == 1.0
+        assert (await ending).end_of_run and results(config)[0]["step"] == 1 and results(config)[0]["evaluation"]["score"] == 1.0
         await actor.leave()
 
 
@@ -203,8 +211,7 @@ async def test_the_end_of_the_run_waits_no_longer_than_the_deadline(tmp_path: Pa
     async with running(config) as gateway:
         trainer, actor = await begun(f"127.0.0.1:{gateway.port}", tmp_path, config, steps=1)
         started_s = time.monotonic()
-        header, _ = await trainer.take(1)
-        assert header.end_of_run and 0.5 < time.monotonic() - started_s < 10
+        assert (await the_end(trainer, config, 1)).end_of_run and 0.5 < time.monotonic() - started_s < 10
         found = results(config)[0]["evaluation"]
         assert (found["ended"], found["score"], found["leased"], found["wanted"]) == ("deadline", None, 0, 3)
         await actor.leave()
