@@ -57,6 +57,10 @@ def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig
     if reward is not None and learner.scorer and learner.scorer not in [scorer.name for scorer in reward.scorers]:
         names = [scorer.name for scorer in reward.scorers]
         yield f"learner.scorer={learner.scorer!r} is none of reward.scorers {names}: every sample would be unscored; name one of them"
+    if reward is not None and not rollout.score_groups:
+        name = learner.scorer or reward.default or reward.scorers[0].name
+        if any(scorer.name == name and (scorer.group or scorer.whole_group) for scorer in reward.scorers):
+            yield f"scorer {name!r} compares whole groups and rollout.score_groups is false: every sample would be unscored; set rollout.score_groups: true"
 
 
 def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:

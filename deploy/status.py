@@ -66,6 +66,10 @@ def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
     yield f"staleness (bound {status.max_staleness}): {staleness_words(dict(status.trained_tokens_by_staleness))}"
     if status.num_unusable:
         yield f"unusable samples since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_unusable.items()))}"
+    for one in status.data_sets:
+        yield _data_set(one)
+    if status.num_kept_flat:
+        yield f"groups kept without signal (filter.max_flat_a_step): {status.num_kept_flat}"
     if status.num_refused:
         yield f"refused: {status.num_refused} calls and connections without this run's token or TLS"
     if status.alarm:
@@ -81,6 +85,13 @@ def staleness_words(tokens: dict[int, int]) -> str:
     if not total:
         return "no token trained yet"
     return ", ".join(f"{age}: {100 * count / total:.0f}%" for age, count in sorted(tokens.items())) + f" of {total} tokens"
+
+
+def _data_set(one: learner_pb2.GetStatusResponse.DataSet) -> str:
+    classes = ", ".join(f"{name} {one.prompts_by_class[name]}" for name in ("in", "outside", "solved", "parked", "again") if name in one.prompts_by_class)
+    counters = ", ".join(f"{name} {count}" for name, count in sorted(one.counters.items()) if count)
+    parts = [f"{one.num_prompts} prompts", f"{one.num_given} groups given", *([classes] if classes else []), *([counters] if counters else []), *(["ended"] if one.ended else [])]
+    return f"data{' ' * bool(one.name)}{one.name}: " + "; ".join(parts)
 
 
 def _replica(replica: learner_pb2.GetStatusResponse.Replica) -> str:

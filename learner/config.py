@@ -58,6 +58,8 @@ class FilterConfig(Section):
     unscored_value: float | None = Field(None, description="with unscored: fallback only")
     max_unscored_share: float | None = Field(0.5, ge=0, le=1, description="of the last 512 samples; above, the run stops with a message; None: it never does")
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
+    max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
+    then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
 
     @model_validator(mode="after")
@@ -231,6 +233,11 @@ class LearnerConfig(Section):
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
             raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
+        filters = self.filter
+        if filters.max_flat_a_step is not None and not any(self.zero_signal_of(name) for name in self.data.sources):
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} without zero_signal: no group is dropped for that; set filter.zero_signal=true, or leave it out")
+        if filters.max_flat_a_step is not None and filters.then == "train" and filters.max_flat_a_step >= filters.max_consecutive_drops:
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} is not under max_consecutive_drops={filters.max_consecutive_drops}: the run would end before a batch is filled; use a smaller one, or raise max_consecutive_drops")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:

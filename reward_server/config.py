@@ -44,6 +44,9 @@ class ScorerConfig(BaseModel):
             raise ValueError(f"scorer {self.name!r}: args belong to `use`; the others get none, remove them")
         if self.whole_group and ":" not in self.use:
             raise ValueError(f"scorer {self.name!r}: whole_group belongs to functions of yours (use: module:function); remove it")
+        wall_s = self.args.get("wall_s", 9.0)
+        if self.use == "code" and isinstance(wall_s, (int, float)) and self.limit_s < wall_s + 1:
+            raise ValueError(f"scorer {self.name!r}: limit_s={self.limit_s:g} must be at least a second more than wall_s={wall_s:g}: the sandbox ends programs, limit_s the scorer's process")
         remote = self.http or self.grpc or self.judge
         if remote is not None and remote.attempt_s is not None and remote.attempt_s > self.limit_s:
             raise ValueError(f"scorer {self.name!r}: attempt_s={remote.attempt_s:g} is more than limit_s={self.limit_s:g}: no attempt could take so long; use a smaller one")

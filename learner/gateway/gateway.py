@@ -190,7 +190,7 @@ class Gateway:
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary, fallback=self._config.filter.unscored_value),
             snapshots=self._snapshots,
             fetches=Fetches(self._snapshots, self._deltas, self._attendance),
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, catalog=self._shelf.catalog),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
@@ -226,6 +226,8 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        max_flat_a_step=config.filter.max_flat_a_step,
+        flat_fails=config.filter.then == "fail",
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
         zero_signals={name: config.zero_signal_of(name) for name in config.data.sets},
     )

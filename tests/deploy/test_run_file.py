@@ -69,6 +69,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.data": {}}, ["run.yaml: learner.data: prompts=None with 0 sets", "give exactly one of the two"]),
     ({"learner.sampling.temperature": 0}, ["run.yaml: learner: sampling.temperature=0 with group_size=8", "above 0"]),
     ({"rollout.model": "other"}, ["rollout.model='other' differs from model=", "remove rollout.model"]),
+    ({"reward.scorers": [{"name": "answer", "group": {"op": "rank", "of": "x"}}, {"name": "x", "use": "exact"}]}, ["'answer' compares whole groups and rollout.score_groups is false"]),
     ({"learner.scorer": "style"}, ["learner.scorer='style' is none of reward.scorers ['answer']", "name one of them"]),
     ({"learner.data.prompts": "/no/such.jsonl"}, ["learner.data.prompts='/no/such.jsonl': no such file"]),
     ({"rollout.dtype": "bfloat16"}, ["learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16", "set both to bfloat16"]),
