@@ -13,6 +13,7 @@ from learner.gateway.bell import Bell
 from learner.gateway.evaluation import Evaluations
 from learner.gateway.ledger import Ledger
 from learner.gateway.segments import Position
+from learner.gateway.unscored import UnscoredShare
 
 
 class Books:
@@ -23,13 +24,14 @@ class Books:
     evaluations: their own account, in the same journal.
     """
 
-    def __init__(self, ledger: Ledger, journal: Appends, evaluations: Evaluations | None = None) -> None:
+    def __init__(self, ledger: Ledger, journal: Appends, evaluations: Evaluations | None = None, *, max_unscored_share: float | None = None) -> None:
         self.ledger = ledger
         self.evaluations = evaluations or Evaluations()
         self.journal = journal
         self.bell = Bell()
         self.payloads: dict[Key, Position] = {}
         self.unusable: Counter[str] = Counter()
+        self.unscored = UnscoredShare(most=max_unscored_share)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last: asyncio.Future[Any] | None = None
 

@@ -30,16 +30,18 @@ from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
 from learner.trainer.model import load_policy
-from learner.trainer.objective import make_objective
+from learner.trainer.objective import objective_of_run
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
+from learner.trainer.shaping import shaping_of
 from learner.trainer.world import Place, World, joined, resolve_device
 from learner.weights.push import Pusher, store_host
 from learner.weights.snapshot import SnapshotWriter
 from protos import faultpoints
 from protos.identity import resolve_model
 from protos.lifeline import die_with_parent
+from protos.security import resolve
 
 _LOG = logging.getLogger("headrace.learner.trainer")
 _LAST_PUSH_S = 60.0  # how long a finished run waits for its last version to reach the replicas
@@ -114,17 +116,18 @@ def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
 def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, stop: threading.Event) -> int:
     """Sets everything up, trains, and ends in good order."""
     try:
-        objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
+        objective = objective_of_run(config)
         policy = load_policy(
             model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
             engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
         )  # fmt: skip
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
         companions = load_companions(config, policy, model_dir, world)
+        security = resolve(config.security)
     except ValueError as error:
         return complain(str(error))
     address = gateway or gateway_address(config.run_dir)
-    feed = Feed(address, incarnation=world.incarnation, rank=world.rank, leave_s=config.checkpoint.leave_s)
+    feed = Feed(address, incarnation=world.incarnation, rank=world.rank, security=security, leave_s=config.checkpoint.leave_s)
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
@@ -138,7 +141,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         dtypes=config.push.dtypes, max_roots=config.push.max_roots, verify=config.push.verify,
     )  # fmt: skip
     pusher = Pusher(
-        address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address),
+        address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), security=security,
         deadline_s=config.push.deadline_s, settle_s=config.push.collective_timeout_s + config.push.prepare_s,
     )  # fmt: skip
     parts = Parts(
@@ -150,7 +153,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
         saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions), limit_s=config.checkpoint.save_s),
-        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
+        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,
     )

@@ -59,6 +59,7 @@ class Row:
     reference: Tensor | None = None  # float32 [num_targets], log-probs of the KL's reference model; None: there is none
     teacher: Tensor | None = None  # float32 [num_targets], log-probs of the teacher; None: there is none
     start: Tensor | None = None  # float32 [num_targets], log-probs at the start of the step; None: not computed apart
+    data_set: str = ""  # whose samples it holds: a row never mixes two, since each may have its own loss
 
     @property
     def num_targets(self) -> int:

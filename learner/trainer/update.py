@@ -20,7 +20,7 @@ from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer, Update
 from learner.trainer.packing import Row, WeightedSample, dummy_row, pack
 from learner.trainer.samples import Sample
-from learner.trainer.selection import select
+from learner.trainer.selection import select_each
 from learner.trainer.table import Counts, Minibatch, SampleId
 
 
@@ -55,7 +55,7 @@ def train_step(
     for name, companion in companions.items():
         judged = companion.logprobs(padded)
         padded = [[_with(row, name, value) for row, value in zip(part, values, strict=True)] for part, values in zip(padded, judged, strict=True)]
-    padded = select(_with_start(policy, padded, objective), objective.config, _concatenated)
+    padded = select_each(_with_start(policy, padded, objective), {name: one.config for name, one in (objective.sets or {"": objective}).items()}, _concatenated)
     tally = _Tally()
     updates: list[Update] = []
     for minibatch, rows in zip(minibatches, padded, strict=True):
@@ -76,18 +76,18 @@ def _with_start(policy: Policy, rows: Sequence[Sequence[Row]], objective: Object
 
     The first minibatch has them from its own forward pass, so it is passed over unless a choice over the whole batch needs all. Collective.
     """
-    if not objective.config.needs_start_logprobs:
+    if not objective.needs_start_logprobs:
         return [list(part) for part in rows]
-    correction = objective.config.correction
-    chosen_over_all = correction is not None and correction.second_moment is not None
     first = next((index for index, part in enumerate(rows) if part), 0)
     with torch.no_grad():
-        return [list(part) if index == first and not chosen_over_all else [replace(row, start=policy(row)) for row in part] for index, part in enumerate(rows)]
+        return [list(part) if index == first and not objective.bounds_second_moment else [replace(row, start=policy(row)) for row in part] for index, part in enumerate(rows)]
 
 
 def _pack(minibatch: Minibatch, held: Mapping[SampleId, Sample], row_tokens: int, share_prefix: bool) -> list[Row]:
     mine = [WeightedSample(sample=held[key], advantage=value, staleness=minibatch.staleness.get(key, 0)) for key, value in minibatch.advantages.items() if key in held]
-    return pack(mine, row_tokens=row_tokens, share_prefix=share_prefix)
+    names = {key: minibatch.data_sets.get(key, "") for key in minibatch.advantages}
+    of_sets = {name: [w for w in mine if names[w.sample.group_id, w.sample.sample_index] == name] for name in dict.fromkeys(names.values())}
+    return [replace(row, data_set=name) for name, weighted in of_sets.items() for row in pack(weighted, row_tokens=row_tokens, share_prefix=share_prefix)]
 
 
 def _largest(numbers: Sequence[int]) -> list[int]:
@@ -106,6 +106,7 @@ class _RowResult:
 
 def _backward(policy: Policy, row: Row, counts: Counts, objective: Objective) -> _RowResult:
     """Forward and backward of one row; gradients add up in the parameters."""
+    objective = objective.of(row.data_set)
     wants_entropy = objective.config.entropy_bonus > 0
     scores = policy(row, with_entropy=wants_entropy)
     logprob, entropy = scores.unbind() if wants_entropy else (scores, None)
