@@ -64,6 +64,8 @@ def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
         f" (at most {status.max_open} open, {status.num_waiting} complete and waiting); dropped: {dropped}"
     )
     yield f"staleness (bound {status.max_staleness}): {staleness_words(dict(status.trained_tokens_by_staleness))}"
+    if status.num_unusable:
+        yield f"unusable samples since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_unusable.items()))}"
     for one in status.data_sets:
         yield _data_set(one)
     if status.num_kept_flat:

@@ -107,6 +107,8 @@ class Batches:
             if ledger.published is not None and ledger.step == policy_step:
                 if ledger.exhausted:
                     raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted + _words(self._books.unusable))
+                if self._books.unscored.words:
+                    raise Refused(grpc.StatusCode.ABORTED, self._books.unscored.words)
                 if self._is_end(policy_step):
                     if (end := await self._end(policy_step, num_ranks, loop.time() - asked_s)) is not None:
                         return end

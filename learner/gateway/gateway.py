@@ -68,7 +68,7 @@ class Gateway:
         check_stop_ids(config, vocabulary_of(folder))
         self._journal = open_journal(config.journal, config.run_dir / "journal", run_id)
         self._recovered = recovered = recover(self._journal, checkpoints, limits_of(config), run_id=run_id)
-        self._books = Books(recovered.ledger, self._journal)
+        self._books = Books(recovered.ledger, self._journal, max_unscored_share=config.filter.max_unscored_share)
         self._books.payloads = recovered.payloads
         self._clock = RunClock(config.run_dir / "active_s")
         self._shelf = catalog.Shelf()
@@ -187,10 +187,10 @@ class Gateway:
         servicer = LearnerServicer(
             attendance=self._attendance,
             desk=self._desk,
-            submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
+            submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary, fallback=self._config.filter.unscored_value),
             snapshots=self._snapshots,
             fetches=Fetches(self._snapshots, self._deltas, self._attendance),
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, catalog=self._shelf.catalog),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, catalog=self._shelf.catalog),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from learner.config import LearnerConfig
@@ -16,7 +16,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str, num_refused: int = 0, catalog: Catalog | None = None) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str, num_refused: int = 0, num_unusable: Mapping[str, int] = {}, catalog: Catalog | None = None) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -39,6 +39,7 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         data_sets=_data_sets(ledger, catalog) if catalog else [],
         num_kept_flat=ledger.account.num_kept_flat,
         num_refused=num_refused,
+        num_unusable=num_unusable,
     )
 
 
