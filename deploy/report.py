@@ -94,6 +94,7 @@ def page(run_dir: Path, lines: list[Metrics]) -> str:
         *[chart(each, steps) for each in CHARTS],
         _staleness(steps),
         _dropped(steps),
+        _unusable(steps),
         _accuracy(run_dir),
         _samples(run_dir),
         _configuration(run_dir),
@@ -148,6 +149,15 @@ def _staleness(steps: list[Metrics]) -> str:
 def _dropped(steps: list[Metrics]) -> str:
     dropped = (steps[-1].get("dropped") or {}) if steps else {}
     return bar_chart("Groups dropped so far, by reason", [(reason, float(count)) for reason, count in sorted(dropped.items())])
+
+
+def _unusable(steps: list[Metrics]) -> str:
+    """Samples of trained groups that had no part in the loss: unscored ones by reason, and others."""
+    reasons: dict[str, int] = {}
+    for line in steps:
+        for reason, count in (line.get("unusable") or {}).items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    return bar_chart("Samples of trained groups that could not be used, by reason", [(reason, float(count)) for reason, count in sorted(reasons.items())])
 
 
 def _accuracy(run_dir: Path) -> str:

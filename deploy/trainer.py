@@ -38,7 +38,7 @@ class GRPOTrainer:
     """A run built from keyword arguments.
 
     `reward` is a scorer: the name of a built-in, "module:function", or a function that can be imported by its
-    module and name. Every other keyword is a field of learner/config.py; `rollout` and `reward_server` take
+    module and name. `prompts`: a file, or None where `data` has several sets (docs/data.md). Every other keyword is a field of learner/config.py; `rollout` and `reward_server` take
     mappings with the fields of those services. Raises ValueError for contradictions, before anything starts.
 
     Example: `GRPOTrainer(model="models/smollm2", prompts="train.jsonl", reward="last_number", steps=50, sampling={"group_size": 8}, rollout={"replicas": 2})`
@@ -48,7 +48,7 @@ class GRPOTrainer:
         self,
         *,
         model: str | Path,
-        prompts: str | Path,
+        prompts: str | Path | None = None,
         reward: str | Callable[..., Any],
         run_dir: str | Path | None = None,
         rollout: Mapping[str, Any] | None = None,
@@ -58,7 +58,7 @@ class GRPOTrainer:
         for name, value in (("data", learner.get("data")), ("rollout", rollout), ("reward_server", reward_server)):
             if value is not None and not isinstance(value, Mapping):
                 raise ValueError(f"GRPOTrainer: {name}={value!r} must be a mapping of settings, for instance {{'replicas': 2}} for rollout")
-        data = {**(learner.pop("data", None) or {}), "prompts": str(prompts)}
+        data = {**(learner.pop("data", None) or {}), **({} if prompts is None else {"prompts": str(prompts)})}
         content = {
             "run_dir": str(run_dir or Path("runs") / time.strftime("run-%Y%m%d-%H%M%S")),
             "model": str(model),

@@ -14,6 +14,7 @@ from learner.presets import PRESETS, with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
 from learner.set_algorithms import algorithm_of_set
+from protos.security import SecurityConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -53,9 +54,19 @@ class FilterConfig(Section):
     """Which complete groups are worth training on."""
 
     min_usable: int = Field(2, ge=1, description="usable samples below which a group is dropped")
-    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    unscored: Literal["drop_sample", "drop_group", "fallback"] = Field("drop_sample", description="what becomes of a sample whose scorer had no answer; fallback: unscored_value is its reward")
+    unscored_value: float | None = Field(None, description="with unscored: fallback only")
+    max_unscored_share: float | None = Field(0.5, ge=0, le=1, description="of the last 512 samples; above, the run stops with a message; None: it never does")
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
+    max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
+    then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
+
+    @model_validator(mode="after")
+    def _fallback(self) -> FilterConfig:
+        if (self.unscored == "fallback") != (self.unscored_value is not None):
+            raise ValueError(f"filter.unscored={self.unscored} with unscored_value={self.unscored_value}: a fallback and its value belong together; give both, or neither")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -155,6 +166,7 @@ class LearnerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -201,6 +213,8 @@ class LearnerConfig(Section):
             raise ValueError(f"{zero_key}=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
         if kind == "several_rewards" and zero_signal:
             raise ValueError(f"{zero_key}=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
+        if kind == "several_rewards" and self.filter.unscored == "fallback":
+            raise ValueError("filter.unscored=fallback with advantage.kind=several_rewards: unscored_value is one number, and this advantage needs every part; drop the sample or the group")
         if kind == "several_rewards" and self.control == "shuffled_rewards":
             raise ValueError("control=shuffled_rewards with advantage.kind=several_rewards: only the total is shuffled, the parts would still teach; use another advantage for the control")
         if algorithm.overlong is not None and algorithm.overlong.buffer_tokens > length:
@@ -219,6 +233,11 @@ class LearnerConfig(Section):
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
             raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
+        filters = self.filter
+        if filters.max_flat_a_step is not None and not any(self.zero_signal_of(name) for name in self.data.sources):
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} without zero_signal: no group is dropped for that; set filter.zero_signal=true, or leave it out")
+        if filters.max_flat_a_step is not None and filters.then == "train" and filters.max_flat_a_step >= filters.max_consecutive_drops:
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} is not under max_consecutive_drops={filters.max_consecutive_drops}: the run would end before a batch is filled; use a smaller one, or raise max_consecutive_drops")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:

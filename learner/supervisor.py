@@ -12,34 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import logging
 import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from learner import shared_memory
+from learner import children, shared_memory
+from learner.children import Child, Patience
 from learner.config import LearnerConfig
 from learner.gateway.founding import run_id_of
 from learner.process import END, USER_MISTAKE, complain, next_incarnation
 from protos.mistakes import check_address
 
 _LOG = logging.getLogger("headrace.learner.supervisor")
-MAX_FAILURES = 5
-HEALTHY_S = 60.0  # a child that lived this long has not failed in a row
 STOP_GRACE_S = 10.0
-TERM = signal.SIGTERM
 FAILED_GRACE_S = 3.0  # for the other ranks to say what they know, once one failed
 LAST_RANKS_S = 60.0  # for ranks to end once the gateway has ended a finished run
 BEFORE_HANDLERS = (-signal.SIGTERM, -signal.SIGINT)  # a rank that was told to stop while it was starting: it has done nothing
-LAST_LINES_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
 
 
 def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
@@ -86,81 +81,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-class Child:
-    """One process with a log file. Example: `child = Child("gateway", [...], log)`, `await child.start()`, `await child.wait()`."""
-
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
-        self.name, self._arguments, self._log = name, arguments, log
-        self._process: asyncio.subprocess.Process | None = None
-        self._log_start = 0
-        self.started = 0.0
-
-    async def start(self) -> None:
-        with self._log.open("ab") as output:
-            self._log_start = output.tell()
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", *self._arguments, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
-            )
-        self.started = time.monotonic()
-
-    async def wait(self) -> int:
-        """Its exit code; negative: the signal that killed it."""
-        assert self._process is not None
-        return await self._process.wait()
-
-    def signal(self, number: int) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
-
-    async def end(self, grace_s: float, number: int = TERM) -> int:
-        """The signal, and SIGKILL after the grace; its exit code."""
-        self.signal(number)
-        try:
-            return await asyncio.wait_for(self.wait(), grace_s)
-        except TimeoutError:
-            self.signal(signal.SIGKILL)
-            return await self.wait()
-
-    def complaint(self) -> str:
-        """Its lines `headrace: ...` since the last start, without the prefix; else its last line."""
-        with self._log.open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read().decode(errors="replace").splitlines()
-        said = [line.removeprefix("headrace: ") for line in lines if line.startswith("headrace: ")]
-        return "\n".join(said or lines[-1:])
-
-
-def furthest_step(run_dir: Path) -> int:
-    """Highest step among the last lines of metrics.jsonl; 0 without one."""
-    path, steps = run_dir / "metrics.jsonl", [0]
-    if path.is_file():
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LAST_LINES_BYTES))
-            for line in file.read().splitlines():
-                with suppress(ValueError, KeyError, TypeError):  # the first one may be cut, the last one unfinished
-                    steps.append(int(json.loads(line)["step"]))
-    return max(steps)
-
-
-class _Patience:
-    """Counts failures in a row and waits longer after each. A failure is in a row unless the child lived long, or the run came further
-    than it ever had: a run that is killed again and again is no program that cannot run."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._furthest = furthest_step(run_dir)
-        self.num_failures = 0
-
-    async def after(self, lived_s: float) -> bool:
-        """Waits before the next start; False: no more."""
-        before, self._furthest = self._furthest, max(self._furthest, furthest_step(self._run_dir))
-        self.num_failures = 1 if lived_s >= HEALTHY_S or self._furthest > before else self.num_failures + 1
-        if self.num_failures > MAX_FAILURES:
-            return False
-        await asyncio.sleep(min(5.0, 0.1 * 3 ** (self.num_failures - 1)))
-        return True
 
 
 class Supervisor:
@@ -212,7 +132,7 @@ class Supervisor:
 
     async def _keep_gateway(self) -> int:
         """Starts the gateway again whenever it ends; returns only when it must not be. Also while ranks leave: they need it for their cut."""
-        patience = _Patience(self._config.run_dir)
+        patience = Patience(self._config.run_dir)
         while True:
             await self._gateway.start()
             code = await self._gateway.wait()
@@ -226,14 +146,14 @@ class Supervisor:
                     _LOG.warning("the run is finished, but ranks are still there after %.0f s: they are ended", LAST_RANKS_S)
                 return 0
             if not await patience.after(time.monotonic() - self._gateway.started):
-                complain(f"the gateway failed {MAX_FAILURES + 1} times in a row, last with code {code}: {self._gateway.complaint()}")
+                complain(f"the gateway failed {children.MAX_FAILURES + 1} times in a row, last with code {code}: {self._gateway.complaint()}")
                 return 1
 
     async def _keep_ranks(self) -> int:
         if self._gateway_only:
             await self._stopping.wait()
             return 0
-        patience = _Patience(self._config.run_dir)
+        patience = Patience(self._config.run_dir)
         while True:
             codes = await self._one_incarnation()
             if USER_MISTAKE in codes:
@@ -245,7 +165,7 @@ class Supervisor:
             _LOG.warning("trainer ranks ended with %s; starting all of them again", codes)
             if not await patience.after(time.monotonic() - self._ranks[0].started):
                 failed = next(i for i, code in enumerate(codes) if code)
-                complain(f"the trainer failed {MAX_FAILURES + 1} times in a row, last rank {failed} with code {codes[failed]}: {self._ranks[failed].complaint()}")
+                complain(f"the trainer failed {children.MAX_FAILURES + 1} times in a row, last rank {failed} with code {codes[failed]}: {self._ranks[failed].complaint()}")
                 return 1
             if self._stopping.is_set():  # the signal had come to the ranks first
                 return self._left(codes)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from protos.security import SecurityConfig
 from reward_server.combine_config import CombineConfig, check_names, names_in
 from reward_server.endpoint_config import GrpcConfig, HttpConfig
 from reward_server.group_config import GroupConfig
@@ -43,6 +44,9 @@ class ScorerConfig(BaseModel):
             raise ValueError(f"scorer {self.name!r}: args belong to `use`; the others get none, remove them")
         if self.whole_group and ":" not in self.use:
             raise ValueError(f"scorer {self.name!r}: whole_group belongs to functions of yours (use: module:function); remove it")
+        wall_s = self.args.get("wall_s", 9.0)
+        if self.use == "code" and isinstance(wall_s, (int, float)) and self.limit_s < wall_s + 1:
+            raise ValueError(f"scorer {self.name!r}: limit_s={self.limit_s:g} must be at least a second more than wall_s={wall_s:g}: the sandbox ends programs, limit_s the scorer's process")
         remote = self.http or self.grpc or self.judge
         if remote is not None and remote.attempt_s is not None and remote.attempt_s > self.limit_s:
             raise ValueError(f"scorer {self.name!r}: attempt_s={remote.attempt_s:g} is more than limit_s={self.limit_s:g}: no attempt could take so long; use a smaller one")
@@ -81,6 +85,8 @@ class RewardConfig(BaseModel):
     scorers: tuple[ScorerConfig, ...] = Field(description="at least one")
     default: str = Field("", description="scorer of requests that name none; empty: the first")
     cache: CacheConfig = CacheConfig()
+    security: SecurityConfig = SecurityConfig()
+    pass_env: tuple[str, ...] = Field((), description="environment variables that scorer processes see although they are called like credentials")
     workers: Count = Field(1, description="scorer processes that work at once")
     spares: int = Field(1, ge=0, description="further processes kept ready to take the place of one that is slow or dead")
     max_slow: Count = Field(8, description="calls of one scorer that may outlast patience_s at once; its next ones wait, other scorers' do not")

@@ -15,10 +15,10 @@ from reward_server.scorers_at_work import RemoteScorer
 Listed = pb.ListScorersResponse
 
 
-def of(plane: Plane) -> pb.ListScorersResponse:
+def of(plane: Plane, *, num_refused: int) -> pb.ListScorersResponse:
     """Every scorer that new items may go to."""
     listed = [_scorer(name, scorer, plane.tallies[name]) for name, scorer in plane.scorers.items()]
-    return Listed(scorers=listed, default_scorer=plane.default)
+    return Listed(scorers=listed, default_scorer=plane.default, num_refused=num_refused)
 
 
 def _scorer(name: str, scorer: Scorer, tally: Tally) -> pb.ListScorersResponse.Scorer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from reward_server.cache.key import Scope
+from reward_server.config import ScorerConfig
 from reward_server.endpoints.endpoint import Endpoint
 from reward_server.outcome import Answered
 from reward_server.pool import Pool
@@ -81,6 +82,8 @@ class ScorersAtWork:
         self.own_pools = own_pools  # of scorers that have a process to themselves
         self.endpoints = endpoints
         self.on_ask: Callable[[str, Work, Answer], None] = self._submit
+        self.sources: Mapping[str, ScorerConfig] = {}  # what each was made of
+        self.num_looking = 0  # items for which a cache is being asked before they come here
         self._cached = cached or {}
         self._scopes: dict[str, Scope | None] = {}
 
@@ -118,8 +121,14 @@ class ScorersAtWork:
         for endpoint in self.endpoints:
             endpoint.forget(owner)
 
-    async def stop(self) -> None:
+    def is_idle(self, *, keep: Collection[Endpoint] = ()) -> bool:
+        """Whether nothing is left to be answered, endpoints that others use left out."""
+        return not self.num_looking and all(pool.is_idle for pool in self._pools()) and all(each.is_idle for each in self.endpoints if each not in keep)
+
+    async def stop(self, *, keep: Collection[Endpoint] = ()) -> None:
+        """Ends processes and calls, but for endpoints that others use, too."""
         for pool in self._pools():
             await pool.stop()
         for endpoint in self.endpoints:
-            await endpoint.stop()
+            if endpoint not in keep:
+                await endpoint.stop()

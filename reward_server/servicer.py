@@ -40,6 +40,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     def __init__(self, plane: Plane, *, max_pending: int, max_pending_bytes: int) -> None:
         self._plane = plane
+        self.refused: Callable[[], int] = lambda: 0  # what the server in front has refused
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
         self._streams: set[ScoreStream] = set()
@@ -82,7 +83,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
         """See the contract."""
-        return listing.of(self._plane)
+        return listing.of(self._plane, num_refused=self.refused())
 
     async def _group_outcomes(self, name: str, request: pb.ScoreGroupRequest) -> tuple[Outcome, ...] | None:
         """One outcome for each completion; None: the server stops before they are there. The caller's end cancels the work."""

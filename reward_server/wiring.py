@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from reward_server.endpoints.http_dialect import HttpClient, HttpDialect
 from reward_server.endpoints.judge_dialect import JudgeDialect
 from reward_server.endpoints.limiter import Limits
 from reward_server.endpoints.retrying import RetryRule
+from reward_server.environment import scrubbed
 from reward_server.group_config import GroupConfig, RankConfig
 from reward_server.group_scorers import ProcessGroupScorer, RankScorer, TournamentScorer
 from reward_server.judge import JudgeScorer
@@ -51,8 +53,11 @@ _MODEL_LOADS = 5  # times load_limit_s: a model is read from a disk, functions a
 _DECIDES: dict[str, Any] = {"use": True, "args": True, "version": True, "http": {"urls", "format"}, "grpc": {"addresses", "scorer"}, "judge": _JUDGE}
 
 
-def scorers(config: RewardConfig, folder: Path) -> ScorersAtWork:
-    """The scorers of a configuration; user modules are imported from `folder`, in processes. Raises ValueError for a secret that is not there."""
+def scorers(config: RewardConfig, folder: Path, *, before: ScorersAtWork | None = None) -> ScorersAtWork:
+    """The scorers of a configuration; user modules are imported from `folder`, in processes. Raises ValueError for a secret that is not there.
+
+    before: scorers that these will replace; remote ones whose configuration is the same stay, with their limits, breakers and connections.
+    """
     local = [each for each in config.scorers if each.use]
     pool = _pool([each for each in local if each.use not in OWN_PROCESS], config, folder)
     own = {each.name: _own_pool(each, config, folder) for each in local if each.use in OWN_PROCESS}
@@ -62,9 +67,10 @@ def scorers(config: RewardConfig, folder: Path) -> ScorersAtWork:
         for index, account in enumerate(pool.accounts):
             made[account.spec.name] = (ProcessGroupScorer if account.spec.name in whole else ProcessScorer)(pool=pool, index=index)
     made.update({name: ProcessScorer(pool=each, index=0) for name, each in own.items()})
-    remotes = {each.name: _remote(each) for each in config.scorers if each.http or each.grpc or each.judge}
+    remotes = {each.name: _kept(each, before) or _remote(each) for each in config.scorers if each.http or each.grpc or each.judge}
     cached = {each.name: each.model_dump(mode="json", include=_DECIDES) for each in config.scorers if each.deterministic and not _asks_others(each)}
     at_work = ScorersAtWork({**made, **remotes}, pool=pool, own_pools=list(own.values()), endpoints=[each.endpoint for each in remotes.values()], cached=cached)
+    at_work.sources = {each.name: each for each in config.scorers}
     combined = {each.name: each.combine for each in config.scorers if each.combine is not None}
     limits_s = {each.name: each.limit_s for each in config.scorers if each.combine is None}
     made.update({name: _combined(combine, at_work.ask, _limit_s(name, combined, limits_s)) for name, combine in combined.items()})
@@ -93,13 +99,20 @@ def _pool(local: list[ScorerConfig], config: RewardConfig, folder: Path) -> Pool
         memory_bytes=config.memory_bytes,
         load_limit_s=config.load_limit_s,
     )
-    return Pool([_spec(each) for each in local], limits, folder=folder)
+    return Pool([_spec(each) for each in local], limits, folder=folder, environment=_environment(config))
+
+
+def _environment(config: RewardConfig) -> dict[str, str]:
+    """What scorer processes see: nothing that holds credentials, called like one or named as one in the configuration."""
+    remotes = [remote for each in config.scorers for remote in (each.http, each.grpc, each.judge) if remote is not None]
+    named = (config.security.token_env, config.cache.password_env, *(remote.token_env for remote in remotes))
+    return scrubbed(os.environ, named=named, keep=config.pass_env)
 
 
 def _own_pool(scorer: ScorerConfig, config: RewardConfig, folder: Path) -> Pool:
     """One process that holds a model: no memory bound, no spare (it would load the model again), and no call of it is slow."""
     limits = PoolLimits(workers=1, spares=0, max_slow=1, patience_s=math.inf, memory_bytes=0, load_limit_s=_MODEL_LOADS * config.load_limit_s)
-    return Pool([_spec(scorer)], limits, folder=folder)
+    return Pool([_spec(scorer)], limits, folder=folder, environment=_environment(config))
 
 
 def _spec(scorer: ScorerConfig) -> ScorerSpec:
@@ -141,6 +154,14 @@ def _limit_s(name: str, combined: Mapping[str, CombineConfig], limits_s: Mapping
         return limits_s[name]
     parts_s = [_limit_s(part, combined, limits_s) for part in names_in(combined[name])]
     return sum(parts_s) if isinstance(combined[name], GateConfig) else max(parts_s)
+
+
+def _kept(config: ScorerConfig, before: ScorersAtWork | None) -> RemoteScorer | JudgeScorer | None:
+    if before is None or before.sources.get(config.name) != config:
+        return None
+    scorer = before.scorers[config.name]
+    assert isinstance(scorer, RemoteScorer | JudgeScorer), "the same configuration makes the same kind"
+    return scorer
 
 
 def _remote(config: ScorerConfig) -> RemoteScorer | JudgeScorer:

@@ -62,9 +62,10 @@ class Together:
 class GroupScoring:
     """Client of ScoreGroup: any of several servers, the next one when one is away."""
 
-    def __init__(self, addresses: Sequence[str], *, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], *, timeout_s: float, security: rpc.Security = rpc.OPEN) -> None:
         self._addresses = addresses
         self._timeout_s = timeout_s
+        self._security = security
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._turn = 0
 
@@ -104,7 +105,7 @@ class GroupScoring:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = rpc.channel(address)
+            self._channels[address] = rpc.channel(address, self._security)
         return self._channels[address]
 
     def _unscored(self, count: int, reason: trajectory_pb2.UnscoredReason, detail: str) -> list[trajectory_pb2.Reward]:

@@ -91,6 +91,8 @@ class Batches:
         for step in [step for step in self._decisions if before is None or step < before]:
             self._decisions.pop(step).cancel()
         self._leaving = {step for step in self._leaving if before is not None and step >= before}
+        if before is None:
+            self._last_tries = 0  # a new trainer comes after whoever made room
 
     def saved(self, policy_step: int) -> None:
         """A save of this step has ended, well or not: who was told to save first may ask again."""
@@ -105,6 +107,8 @@ class Batches:
             if ledger.published is not None and ledger.step == policy_step:
                 if ledger.exhausted:
                     raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted + _words(self._books.unusable))
+                if self._books.unscored.words:
+                    raise Refused(grpc.StatusCode.ABORTED, self._books.unscored.words)
                 if self._is_end(policy_step):
                     if (end := await self._end(policy_step, num_ranks, loop.time() - asked_s)) is not None:
                         return end

@@ -12,6 +12,7 @@ from learner.gateway.appends import Appends, Key
 from learner.gateway.bell import Bell
 from learner.gateway.ledger import Ledger
 from learner.gateway.segments import Position
+from learner.gateway.unscored import UnscoredShare
 
 
 class Books:
@@ -21,12 +22,13 @@ class Books:
     the account in memory is ahead of the disk then, so the process must end. unusable: why samples could not be trained on, since the start.
     """
 
-    def __init__(self, ledger: Ledger, journal: Appends) -> None:
+    def __init__(self, ledger: Ledger, journal: Appends, *, max_unscored_share: float | None = None) -> None:
         self.ledger = ledger
         self.journal = journal
         self.bell = Bell()
         self.payloads: dict[Key, Position] = {}
         self.unusable: Counter[str] = Counter()
+        self.unscored = UnscoredShare(most=max_unscored_share)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last: asyncio.Future[Any] | None = None
 

@@ -43,6 +43,7 @@ from learner.shared_memory import snapshot_root
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
 from protos.rpc import Server
+from protos.security import resolve
 from protos.weights.folder import Place
 
 logger = logging.getLogger("headrace.learner.gateway")
@@ -67,7 +68,7 @@ class Gateway:
         check_stop_ids(config, vocabulary_of(folder))
         self._journal = open_journal(config.journal, config.run_dir / "journal", run_id)
         self._recovered = recovered = recover(self._journal, checkpoints, limits_of(config), run_id=run_id)
-        self._books = Books(recovered.ledger, self._journal)
+        self._books = Books(recovered.ledger, self._journal, max_unscored_share=config.filter.max_unscored_share)
         self._books.payloads = recovered.payloads
         self._clock = RunClock(config.run_dir / "active_s")
         self._shelf = catalog.Shelf()
@@ -89,7 +90,7 @@ class Gateway:
         )
         self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted)
         self.feed = self._make_feed(recovered, checkpoints)
-        self._server = Server(config.address, [self._add_learner_service, self._add_feed_service])
+        self._server = Server(config.address, [self._add_learner_service, self._add_feed_service], resolve(config.security, address=config.address))
 
     @property
     def port(self) -> int:
@@ -186,10 +187,10 @@ class Gateway:
         servicer = LearnerServicer(
             attendance=self._attendance,
             desk=self._desk,
-            submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
+            submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary, fallback=self._config.filter.unscored_value),
             snapshots=self._snapshots,
             fetches=Fetches(self._snapshots, self._deltas, self._attendance),
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, catalog=self._shelf.catalog),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
@@ -225,6 +226,8 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        max_flat_a_step=config.filter.max_flat_a_step,
+        flat_fails=config.filter.then == "fail",
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
         zero_signals={name: config.zero_signal_of(name) for name in config.data.sets},
     )

@@ -64,8 +64,10 @@ class Ledger(Reading):
         self._check_versions(group, facts)
         complete = len(group.samples) + 1 == size
         dropped = self._verdict(group, {**group.samples, sample_index: facts}) if complete else ""
-        record = {"type": "submitted", "seq": group.seq, "sample_index": sample_index, "facts": facts.to_record(), "dropped": dropped}
-        self.account.add_sample(group, sample_index, facts, dropped)
+        kept = dropped if dropped == "zero_signal" and self._keeps_flat() else ""
+        dropped = "" if kept else dropped
+        record = {"type": "submitted", "seq": group.seq, "sample_index": sample_index, "facts": facts.to_record(), "dropped": dropped, **({"kept": kept} if kept else {})}
+        self.account.add_sample(group, sample_index, facts, dropped, kept=kept)
         outcome: Literal["open", "complete", "dropped"] = "dropped" if dropped else "complete" if complete else "open"
         return Submission(status="accepted", group=outcome, reason=dropped, record=record)
 
@@ -73,6 +75,11 @@ class Ledger(Reading):
         limits = self.limits
         zero_signal = limits.zero_signals.get(group.data_set, limits.zero_signal)
         return verdict(samples, min_usable=limits.min_usable, zero_signal=zero_signal, unscored=limits.unscored)
+
+    def _keeps_flat(self) -> bool:
+        """Whether so many groups without signal were dropped for the next batch that it takes the others as they are."""
+        limits = self.limits
+        return limits.max_flat_a_step is not None and not limits.flat_fails and self.account.flat_in_step >= limits.max_flat_a_step
 
     def release_holder(self, holder: str, *, in_good_order: bool) -> Record | None:
         """All leases of a replica that is gone, or (in good order: no attempt is counted) that said goodbye. None: it had none."""

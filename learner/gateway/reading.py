@@ -49,10 +49,15 @@ class Reading:
     @property
     def exhausted(self) -> str:
         """Why the run cannot go on; empty while it can."""
-        drops, bound = self.account.drops_in_row, self.limits.max_consecutive_drops
+        drops, bound, flat = self.account.drops_in_row, self.limits.max_consecutive_drops, self.account.flat_in_step
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.account.dropped.items()))
+        if self.limits.flat_fails and self.limits.max_flat_a_step is not None and flat > self.limits.max_flat_a_step:
+            return (
+                f"{flat} groups without signal were dropped for one batch, more than filter.max_flat_a_step={self.limits.max_flat_a_step} with then=fail (dropped so far: {reasons}); "
+                "choose prompts of middling difficulty (docs/data.md), raise max_flat_a_step, or set then=train"
+            )
         if drops <= bound:
             return ""
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.account.dropped.items()))
         return (
             f"{drops} groups were dropped one after another, more than filter.max_consecutive_drops={bound} (dropped so far: {reasons}); "
             "make the prompts or the reward give some signal, loosen `filter`, or raise max_consecutive_drops"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from learner.config import LearnerConfig
 from learner.gateway.attendance import Attendance
+from learner.gateway.catalog import Catalog
 from learner.gateway.leases import holder_of
 from learner.gateway.ledger import Ledger
 from learner.gateway.replicas import Replica
@@ -15,7 +16,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str, num_refused: int = 0, num_unusable: Mapping[str, int] = {}, catalog: Catalog | None = None) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -35,7 +36,26 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         run_dir=str(config.run_dir),
         finished=finished,
         alarm=alarm,
+        data_sets=_data_sets(ledger, catalog) if catalog else [],
+        num_kept_flat=ledger.account.num_kept_flat,
+        num_refused=num_refused,
+        num_unusable=num_unusable,
     )
+
+
+def _data_sets(ledger: Ledger, catalog: Catalog) -> list[pb.GetStatusResponse.DataSet]:
+    history = ledger.account.history
+    return [
+        pb.GetStatusResponse.DataSet(
+            name=name,
+            num_prompts=chooser.num_prompts,
+            num_given=history.look(name).given,
+            ended=history.look(name).ended or chooser.next(history.look(name), ledger.step) is None,
+            prompts_by_class=chooser.counts(history.look(name)),
+            counters=history.look(name).counters if history.look(name).rules.tracked else {},
+        )
+        for name, chooser in catalog.picker.choosers.items()
+    ]
 
 
 Status = Callable[[], pb.GetStatusResponse]

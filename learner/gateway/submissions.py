@@ -16,7 +16,8 @@ from learner.gateway.account import Record
 from learner.gateway.appends import Key
 from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
-from learner.gateway.trajectories import facts_of
+from learner.gateway.groups import UNSCORED
+from learner.gateway.trajectories import facts_of, with_fallback
 from protos import faultpoints
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
@@ -42,11 +43,12 @@ Item = tuple[list[Receipt], "asyncio.Future[Any]"] | BaseException | None  # the
 class Submissions:
     """One intake for all callers. vocabulary: number of token ids of the model."""
 
-    def __init__(self, books: Books, shelf: Shelf, *, run_id: str, vocabulary: int) -> None:
+    def __init__(self, books: Books, shelf: Shelf, *, run_id: str, vocabulary: int, fallback: float | None = None) -> None:
         self._books = books
         self._shelf = shelf
         self._run_id = run_id
         self._vocabulary = vocabulary
+        self._fallback = fallback  # reward of unscored samples; None: they have none
 
     async def serve(self, messages: AsyncIterator[tuple[str, Sequence[Sample]]], write: Callable[[list[Receipt]], Awaitable[None]]) -> None:
         """One caller's stream of (run_id, samples of one message); a message's receipts are written together.
@@ -105,11 +107,14 @@ class Submissions:
         ledger, catalog = self._books.ledger, self._shelf.catalog
         group = ledger.group(group_id)
         prompt_ids, max_new_tokens = (catalog.ids[group.prompt_row], catalog.max_new_tokens[group.prompt_row]) if catalog and group else (None, None)
+        fell_back = with_fallback(trajectory, self._fallback) if self._fallback is not None else ""
         facts = facts_of(trajectory, prompt_ids=prompt_ids, vocabulary=self._vocabulary, max_new_tokens=max_new_tokens)
         outcome = ledger.submit(group_id, index, facts)
         if outcome.record is not None:
-            if facts.unusable_reason:
-                self._books.unusable[facts.unusable_reason] += 1
+            reason = facts.unusable_reason or (f"{fell_back}_fallback" if fell_back else "")
+            if reason:
+                self._books.unusable[reason] += 1
+            self._books.unscored.note(reason if reason.startswith(UNSCORED) else "")
             if outcome.reason:
                 logger.info("group %s is dropped: %s", group_id, outcome.reason)
             taken.append(((group_id, index), outcome.record, trajectory.SerializeToString()))

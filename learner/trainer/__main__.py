@@ -41,6 +41,7 @@ from learner.weights.snapshot import SnapshotWriter
 from protos import faultpoints
 from protos.identity import resolve_model
 from protos.lifeline import die_with_parent
+from protos.security import resolve
 
 _LOG = logging.getLogger("headrace.learner.trainer")
 _LAST_PUSH_S = 60.0  # how long a finished run waits for its last version to reach the replicas
@@ -122,10 +123,11 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         )  # fmt: skip
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
         companions = load_companions(config, policy, model_dir, world)
+        security = resolve(config.security)
     except ValueError as error:
         return complain(str(error))
     address = gateway or gateway_address(config.run_dir)
-    feed = Feed(address, incarnation=world.incarnation, rank=world.rank, leave_s=config.checkpoint.leave_s)
+    feed = Feed(address, incarnation=world.incarnation, rank=world.rank, security=security, leave_s=config.checkpoint.leave_s)
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
@@ -139,7 +141,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         dtypes=config.push.dtypes, max_roots=config.push.max_roots, verify=config.push.verify,
     )  # fmt: skip
     pusher = Pusher(
-        address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address),
+        address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), security=security,
         deadline_s=config.push.deadline_s, settle_s=config.push.collective_timeout_s + config.push.prepare_s,
     )  # fmt: skip
     parts = Parts(

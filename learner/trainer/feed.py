@@ -62,16 +62,16 @@ class Order:
 class Feed:
     """Blocking calls to the gateway. Example: `feed = Feed("127.0.0.1:7430", incarnation=ns, rank=0); feed.register(world_size=2)`"""
 
-    def __init__(self, address: str, *, incarnation: int, rank: int, patience_s: float = 120.0, leave_s: float = 60.0) -> None:
+    def __init__(self, address: str, *, incarnation: int, rank: int, patience_s: float = 120.0, leave_s: float = 60.0, security: rpc.Security = rpc.OPEN) -> None:
         """leave_s: how long a rank that was told to stop waits for the gateway's word, which may be starting again."""
         self._incarnation, self._rank, self._patience_s, self._leave_s = incarnation, rank, patience_s, leave_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="feed", daemon=True)
         self._thread.start()
-        self._channel, self._stub = self._run(self._open(address)).result()
+        self._channel, self._stub = self._run(self._open(address, security)).result()
 
-    async def _open(self, address: str) -> tuple[grpc.aio.Channel, feed_pb2_grpc.FeedServiceStub]:
-        channel = rpc.channel(address)
+    async def _open(self, address: str, security: rpc.Security) -> tuple[grpc.aio.Channel, feed_pb2_grpc.FeedServiceStub]:
+        channel = rpc.channel(address, security)
         return channel, feed_pb2_grpc.FeedServiceStub(channel)
 
     def _run(self, coroutine: Any) -> Future[Any]:

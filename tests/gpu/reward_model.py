@@ -1,6 +1,6 @@
 """Model scorers on CUDA: `python -m tests.gpu.reward_model [--devices cuda:0,cuda:1] [--hidden 1024 --layers 24]`. A script, not collected by pytest.
 
-Prints one JSON line last: how far scores on the device are from those on the CPU (float32 and bfloat16), that yes/no and number verdicts work,
+`--devices cpu,cpu --hidden 64 --layers 2 --items 60` tries the script itself without a GPU. Prints one JSON line last: how far scores on the device are from those on the CPU (float32 and bfloat16), that yes/no and number verdicts work,
 scores a second of one caller and of many at once (batched over callers), of every replica together, and of one replica split over all devices.
 """
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=2000)
     options = parser.parse_args()
     devices = tuple(options.devices.split(","))
-    found: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name(), "devices": len(devices)}
+    found: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name() if devices[0].startswith("cuda") else devices[0], "devices": len(devices)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small, large = classifier(folder, 64, 2), classifier(folder, options.hidden, options.layers)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from learner import supervisor
+from learner import children, supervisor
 from learner.config import LearnerConfig
 from learner.process import read_config
 from learner.supervisor import Supervisor, claimed, prepare
@@ -70,7 +70,7 @@ async def test_a_users_mistake_is_passed_on_and_never_tried_again(who: str, tmp_
 
 
 async def test_ranks_that_keep_failing_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(supervisor, "MAX_FAILURES", 1)
+    monkeypatch.setattr(children, "MAX_FAILURES", 1)
     scripts(tmp_path, trainer_0=["say boom exit 1"])
     assert await supervise(tmp_path) == 1
     assert "failed 2 times in a row" in capfd.readouterr().err
@@ -152,8 +152,8 @@ async def test_a_clock_that_was_set_back_makes_no_older_incarnation(tmp_path: Pa
 
 async def test_failures_between_which_the_run_came_further_are_not_in_a_row(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    patience = supervisor._Patience(tmp_path)
-    for step in range(2 * supervisor.MAX_FAILURES):
+    patience = children.Patience(tmp_path)
+    for step in range(2 * children.MAX_FAILURES):
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step + 1}) + "\n")
         assert await patience.after(1.0)
@@ -164,13 +164,13 @@ async def test_doing_the_same_steps_again_is_no_progress(tmp_path: Path, monkeyp
     monkeypatch.setattr(asyncio, "sleep", no_time)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 3}\n')
-    patience = supervisor._Patience(tmp_path)
+    patience = children.Patience(tmp_path)
     answers = []
-    for _ in range(supervisor.MAX_FAILURES + 1):
+    for _ in range(children.MAX_FAILURES + 1):
         with metrics.open("a") as file:
             file.write('{"step": 2}\n{"step": 3}\n{"st')
         answers.append(await patience.after(1.0))
-    assert answers == [True] * supervisor.MAX_FAILURES + [False]
+    assert answers == [True] * children.MAX_FAILURES + [False]
 
 
 async def no_time(seconds: float) -> None:

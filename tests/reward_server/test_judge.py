@@ -97,7 +97,7 @@ async def test_it_is_asked_by_template_with_a_secret_from_the_environment(monkey
 
 async def test_a_malformed_verdict_is_asked_for_again_and_in_the_end_unscored() -> None:
     app = FastAPI()
-    answers = [chat("no verdict"), chat("<verdict>12</verdict>"), {"choices": []}, chat(None), chat("<verdict>5", finish_reason="length"), chat("<verdict>5</verdict>")]
+    answers = [chat("no verdict"), chat("<verdict>12</verdict>"), {"choices": []}, chat(None), chat("<verdict>5</verdict>", finish_reason="length"), chat("<verdict>5</verdict>")]
     asked: dict[str, int] = {}
 
     @app.post("/v1/chat/completions")

@@ -8,12 +8,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from reward_server.models.front import Front
 from reward_server.models.fronts import fronts
 from reward_server.models.spec import ModelSpec, check_devices, micro_batches
+from reward_server.outcome import Scored
 from reward_server.scorers import generative_reward, reward_model
+from tests.reward_server.endpoints.conftest import plane_of, score
 from tests.reward_server.models import causal, classifier
 
 TEXTS = [("1 + 1?", "2"), ("1 + 1?", "It is 3, I would say, since one and one and one more make three."), ("", ""), ("x" * 50, "é\n"), ("a", "b" * 90)]
@@ -176,3 +179,26 @@ async def test_the_scorers_start_their_model_once_and_refuse_one_that_will_not_d
     chance = await generative_reward.score("1 + 1?", "2", {}, model=str(causal(folder)), threads=1)
     assert isinstance(chance, float) and 0 < chance < 1
     await fronts.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_served_model_has_a_process_to_itself_and_goes_with_the_server(folder: Path) -> None:
+    from reward_server.models import asking
+
+    made = str(classifier(folder))
+    args = {"model": made, "devices": ["cpu", "cpu"], "threads": 1}
+    sections = ({"name": "same", "use": "exact"}, {"name": "model", "use": "reward_model", "limit_s": 60, "args": args})
+    me = psutil.Process()
+    async with plane_of(*sections, workers=1, spares=1, load_limit_s=60) as plane:
+        outcomes = await asyncio.gather(*(score(plane, TEXTS[index % 5][1], name="model", prompt=TEXTS[index % 5][0], owner=index % 3) for index in range(40)))
+        expected = asking.load(ModelSpec(kind="classification", model=made), "cpu").answers(TEXTS)
+        assert [outcome.value for outcome in outcomes if isinstance(outcome, Scored)] == [pytest.approx(expected[index % 5], abs=1e-4) for index in range(40)]
+        assert (await score(plane, "5", name="same", answer="5")) == Scored(value=1.0)
+        commands = [" ".join(each.cmdline()) for each in me.children(recursive=True)]
+        assert sum("reward_server.models.replica" in each for each in commands) == 2  # one a device, whatever workers and spares are
+        await asyncio.sleep(1.0)  # longer than patience_s: nothing is set aside, and no second process loads the model
+        assert sum("reward_server.worker" in " ".join(each.cmdline()) for each in me.children(recursive=True)) == 3
+    async with asyncio.timeout(10):
+        while any("reward_server" in " ".join(each.cmdline()) for each in me.children(recursive=True)):
+            await asyncio.sleep(0.05)

@@ -50,6 +50,7 @@ async def test_a_leased_group_comes_back_sampled_scored_and_labelled(
 async def test_the_first_token_waits_for_the_least_version(
     start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path, other_model: Path
 ) -> None:
+    # faults.md 120: what is sampled first is of the version that the lease asks for
     learner.publish(1, tiny_model)
     running = await start(**at(learner, reward))
     await learner.until(lambda: any(beat.loaded_version == 1 for beat in learner.heartbeats))

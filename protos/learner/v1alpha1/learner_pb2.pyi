@@ -377,7 +377,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat")
+    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat")
     class Replica(_message.Message):
         __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens", "quarantined", "failures_in_row")
         REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
@@ -419,6 +419,13 @@ class GetStatusResponse(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class NumUnusableEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class DataSet(_message.Message):
         __slots__ = ("name", "num_prompts", "num_given", "ended", "prompts_by_class", "counters")
         class PromptsByClassEntry(_message.Message):
@@ -461,6 +468,8 @@ class GetStatusResponse(_message.Message):
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     TRAINED_TOKENS_BY_STALENESS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNUSABLE_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ALARM_FIELD_NUMBER: _ClassVar[int]
@@ -479,9 +488,11 @@ class GetStatusResponse(_message.Message):
     max_staleness: int
     trained_tokens_by_staleness: _containers.ScalarMap[int, int]
     num_waiting: int
+    num_refused: int
+    num_unusable: _containers.ScalarMap[str, int]
     run_dir: str
     finished: bool
     alarm: str
     data_sets: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.DataSet]
     num_kept_flat: int
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ...) -> None: ...

@@ -73,7 +73,7 @@ class ListScorersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListScorersResponse(_message.Message):
-    __slots__ = ("scorers", "default_scorer")
+    __slots__ = ("scorers", "default_scorer", "num_refused")
     class Scorer(_message.Message):
         __slots__ = ("name", "description", "limit_s", "num_answered", "num_unscored", "num_unscored_by_reason", "kind", "num_cached", "endpoint", "compares")
         class NumUnscoredByReasonEntry(_message.Message):
@@ -142,6 +142,8 @@ class ListScorersResponse(_message.Message):
         def __init__(self, address: _Optional[str] = ..., breaker: _Optional[str] = ..., num_opened: _Optional[int] = ..., health: _Optional[float] = ..., latency_s: _Optional[float] = ..., num_attempts: _Optional[int] = ..., num_failures: _Optional[int] = ...) -> None: ...
     SCORERS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SCORER_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
     scorers: _containers.RepeatedCompositeFieldContainer[ListScorersResponse.Scorer]
     default_scorer: str
-    def __init__(self, scorers: _Optional[_Iterable[_Union[ListScorersResponse.Scorer, _Mapping]]] = ..., default_scorer: _Optional[str] = ...) -> None: ...
+    num_refused: int
+    def __init__(self, scorers: _Optional[_Iterable[_Union[ListScorersResponse.Scorer, _Mapping]]] = ..., default_scorer: _Optional[str] = ..., num_refused: _Optional[int] = ...) -> None: ...

@@ -166,5 +166,5 @@ def test_what_stands_beside_the_sets_holds_for_each_and_resolving_twice_changes_
 def test_nothing_is_kept_of_each_prompt_where_nobody_asks() -> None:
     run = run_of(4)
     run.fill(10)
-    assert not run.ledger.account.history.of("").tracks and not isinstance(run.picker._choosers[""], MeasuredPasses)
+    assert not run.ledger.account.history.of("").tracks and not isinstance(run.picker.choosers[""], MeasuredPasses)
     assert "pick" not in run.records[1] and run.rows() == [0, 1, 2, 3] * 2 + [0, 1]

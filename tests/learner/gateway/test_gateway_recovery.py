@@ -172,6 +172,7 @@ async def test_a_rollback_that_no_rank_heard_of_stands_after_the_restart(child: 
 
 
 async def test_a_gateway_that_starts_from_a_cut_gives_versions_and_sequence_numbers_no_second_time(tmp_path: Path) -> None:
+    # faults.md 35, 114
     config = config_in(tmp_path, checkpoint={"every_steps": 1, "keep": 1})
     async with running(config) as gateway:
         address = f"127.0.0.1:{gateway.port}"
