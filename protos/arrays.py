@@ -39,11 +39,11 @@ def encoded(rest: pb.Trajectory, *, prompt_ids: npt.ArrayLike, completion_ids: n
     )
 
 
-def _field(number: int, dtype: int, values: npt.NDArray[np.generic]) -> tuple[bytes, npt.NDArray[np.generic]]:
+def _field(number: int, dtype: int, values: npt.NDArray[np.generic]) -> tuple[bytes, memoryview]:
     """A PackedArray as a field: what goes before its bytes, and they."""
     num_bytes = values.nbytes
     inner = bytes((_DTYPE_TAG, dtype)) + key(_DATA, num_bytes)
-    return key(number, len(inner) + num_bytes) + inner, values
+    return key(number, len(inner) + num_bytes) + inner, values.data
 
 
 def _ids(ids: npt.ArrayLike) -> npt.NDArray[np.int32]:

@@ -245,7 +245,7 @@ class Actor:
             group_id=lease.group_id, sample_index=index, spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
             unusable_reason=self._unusable(last), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
         )  # fmt: skip
-        payload = encoded(rest, prompt_ids=unpack(lease.prompt_ids), completion_ids=last.token_ids, logprobs=last.logprobs, text=text)  # type: ignore[arg-type]
+        payload = encoded(rest, prompt_ids=unpack(lease.prompt_ids), completion_ids=last.token_ids, logprobs=last.logprobs, text=text)
         return Finished(run_id=self._me.run_id, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=payload)
 
     def _unusable(self, last: Delta) -> str:
