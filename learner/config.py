@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
 from learner.data_config import DataConfig as DataConfig
 from learner.data_config import SetConfig
+from learner.evaluation_config import MIN_TEMPERATURE, EvaluationConfig
 from learner.presets import PRESETS, with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
@@ -19,7 +20,6 @@ from protos.security import SecurityConfig
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
-MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
 
 
 class SamplingConfig(Section):
@@ -167,6 +167,7 @@ class LearnerConfig(Section):
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
     security: SecurityConfig = SecurityConfig()
+    evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 
     @model_validator(mode="before")
     @classmethod

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -147,7 +147,8 @@ class Actor:
         return list(response.leases)
 
     def _take(self, lease: learner_pb2.Lease) -> None:
-        self._group_size = max(1, lease.group_size)
+        if lease.purpose != learner_pb2.LEASE_PURPOSE_EVALUATION:  # rooms are counted in training groups
+            self._group_size = max(1, lease.group_size)
         group = self._groups.get(lease.group_id)
         if group is None:
             group = self._groups[lease.group_id] = _Group(lease=lease, together=self._together(lease))
@@ -194,6 +195,8 @@ class Actor:
     async def _produce(self, group: _Group, index: int) -> None:
         lease = group.lease
         spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index))
+        if index in lease.greedy:
+            spec = replace(spec, temperature=0.0, top_p=1.0, top_k=0)
         prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
         start_s = time.monotonic()
         last = await self._draw(group, index, prompt_ids, spec)
