@@ -27,6 +27,7 @@ class Result:
     run_dir: Path
     model: Path  # Hugging Face folder
     metrics: tuple[dict[str, Any], ...]  # one a step, in order
+    evaluations: tuple[dict[str, Any], ...] = ()  # one an evaluation beside training, in order
 
 
 def launch(file: str | Path) -> Result:
@@ -97,5 +98,6 @@ def _run(run: RunFile) -> Result:
     outcome = launch_local(run, on_event=lambda text: print(text, file=sys.stderr))
     outcome.check()
     file = run.run_dir / "metrics.jsonl"
-    metrics = tuple(json.loads(line) for line in file.read_text().splitlines()) if file.is_file() else ()
-    return Result(run_dir=run.run_dir, model=run.run_dir / "model", metrics=metrics)
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    steps, evaluations = ([line for line in lines if ("evaluation" in line) == wanted] for wanted in (False, True))
+    return Result(run_dir=run.run_dir, model=run.run_dir / "model", metrics=tuple(steps), evaluations=tuple(evaluations))
