@@ -77,7 +77,7 @@ class SetHistory:
     @classmethod
     def from_state(cls, state: list[Any]) -> SetHistory:
         rules, given, phase, ended, epoch, at, order, lost, tracks, counters = state
-        kept = {row: Track(*numbers, tuple(steps), tuple(rates)) for row, (*numbers, steps, rates) in zip(*tracks, strict=True)}
+        kept = {row: Track(times, last_seq, turn, again, tuple(steps), tuple(rates)) for row, (times, last_seq, turn, again, steps, rates) in zip(*tracks, strict=True)}
         return cls(
             rules=Rules.from_record(rules), given=given, phase=phase, ended=ended, epoch=epoch, at=at, order=order, lost=list(lost), tracks=kept, counters=dict(counters), fresh=set(kept)
         )  # fmt: skip

@@ -23,7 +23,7 @@ from tests.learner.trainer.gradients import Keeping
 SETS: dict[str, Any] = {
     "a": {"prompts": "a.jsonl"},
     "b": {"prompts": "b.jsonl", "algorithm": {"name": "rloo"}},
-    "c": {"prompts": "c.jsonl", "algorithm": {"advantage": {"kind": "group", "normalize": False}, "loss": {"kind": "clip_cov", "share": 0.3, "covariance_low": -1.0}, "kl": {"coefficient": 0.1, "gradient": "importance"}}},
+    "c": {"prompts": "c.jsonl", "algorithm": {"advantage": {"kind": "group", "normalize": False}, "loss": {"kind": "kl_cov", "share": 0.3}, "kl": {"coefficient": 0.1, "gradient": "importance"}}},
 }
 
 
