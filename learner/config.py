@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
 from learner.data_config import DataConfig as DataConfig
 from learner.data_config import SetConfig
+from learner.evaluation_config import MIN_TEMPERATURE, EvaluationConfig
 from learner.presets import PRESETS, with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
@@ -19,7 +20,6 @@ from protos.security import SecurityConfig
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
-MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
 
 
 class SamplingConfig(Section):
@@ -54,11 +54,19 @@ class FilterConfig(Section):
     """Which complete groups are worth training on."""
 
     min_usable: int = Field(2, ge=1, description="usable samples below which a group is dropped")
-    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    unscored: Literal["drop_sample", "drop_group", "fallback"] = Field("drop_sample", description="what becomes of a sample whose scorer had no answer; fallback: unscored_value is its reward")
+    unscored_value: float | None = Field(None, description="with unscored: fallback only")
+    max_unscored_share: float | None = Field(0.5, ge=0, le=1, description="of the last 512 samples; above, the run stops with a message; None: it never does")
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
     max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
     then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
+
+    @model_validator(mode="after")
+    def _fallback(self) -> FilterConfig:
+        if (self.unscored == "fallback") != (self.unscored_value is not None):
+            raise ValueError(f"filter.unscored={self.unscored} with unscored_value={self.unscored_value}: a fallback and its value belong together; give both, or neither")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -159,6 +167,7 @@ class LearnerConfig(Section):
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
     security: SecurityConfig = SecurityConfig()
+    evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 
     @model_validator(mode="before")
     @classmethod
@@ -205,6 +214,8 @@ class LearnerConfig(Section):
             raise ValueError(f"{zero_key}=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
         if kind == "several_rewards" and zero_signal:
             raise ValueError(f"{zero_key}=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
+        if kind == "several_rewards" and self.filter.unscored == "fallback":
+            raise ValueError("filter.unscored=fallback with advantage.kind=several_rewards: unscored_value is one number, and this advantage needs every part; drop the sample or the group")
         if kind == "several_rewards" and self.control == "shuffled_rewards":
             raise ValueError("control=shuffled_rewards with advantage.kind=several_rewards: only the total is shuffled, the parts would still teach; use another advantage for the control")
         if algorithm.overlong is not None and algorithm.overlong.buffer_tokens > length:

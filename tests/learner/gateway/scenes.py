@@ -21,6 +21,7 @@ class Scene:
     trainer: Trainer
     actor: Actor
     address: str
+    run_dir: Path
 
     async def sample(self, num_groups: int, *, version: int = 1) -> None:
         """So many groups at most, leased and submitted whole."""
@@ -47,5 +48,5 @@ async def begun(config: LearnerConfig, folder: Path, *, incarnation: int = 100, 
         answer = await trainer.register()
         version = (await trainer.close(answer.policy_step, will_save=will_save)).version
         await actor.attend(loaded_version=version)
-        yield Scene(gateway=gateway, trainer=trainer, actor=actor, address=address)
+        yield Scene(gateway=gateway, trainer=trainer, actor=actor, address=address, run_dir=config.run_dir)
         await actor.leave()

@@ -289,6 +289,12 @@ async def test_the_end_waits_for_a_save_that_runs_and_tries_again_where_it_fails
         error = ending.exception()
         assert isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.ABORTED
         assert "the run is at its end, step 1, but the cut of it failed 3 times (disk full; the newest cut is none)" in str(error.details())
+        again = Trainer(at.address, tmp_path / "shm", incarnation=200)  # the same ranks once there is room
+        await again.register()
+        await again.close(0)
+        await again.take(0)
+        await again.close(1)
+        assert (await again.take_end(1, at.run_dir)).end_of_run
 
 
 async def test_nobody_waits_for_ever_for_a_save_whose_end_was_never_reported(tmp_path: Path, impatient: None) -> None:
