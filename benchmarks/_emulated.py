@@ -218,9 +218,10 @@ class Rank:
     """One emulated trainer rank, alone in its world."""
 
     def __init__(self, address: str, folder: Path) -> None:
+        """folder: that of `config_in`."""
         self._channel = rpc.channel(address)
         self.stub = feed_pb2_grpc.FeedServiceStub(self._channel)
-        self._folder = folder
+        self._folder, self._checkpoints = folder / "snapshots", folder / "run" / "checkpoints"
         self.incarnation = time.time_ns()
 
     async def register(self) -> None:
@@ -229,7 +230,24 @@ class Rank:
         await self.close(0)
 
     async def take(self, step: int) -> tuple[feed_pb2.BatchHeader, list[trajectory_pb2.Trajectory]]:
-        """The batch of a step: what came first and the rows. Raises RuntimeError when rows are missing."""
+        """The batch of a step: what came first and the rows, cuts made in between where the gateway wants one first. Raises RuntimeError when
+        rows are missing, or the gateway orders to leave: nobody stops an emulated rank."""
+        while True:
+            header, rows = await self._take(step)
+            if header.leave:
+                raise RuntimeError(f"the gateway ordered this rank to leave at step {step}")
+            if not header.save_first:
+                return header, rows
+            await self.save(step)
+
+    async def save(self, policy_step: int) -> None:
+        """A cut of eight bytes; the gateway takes the suffix away when it marks it."""
+        source = self._checkpoints / f"step-{policy_step:06d}.tmp"
+        source.mkdir(parents=True)
+        (source / "rank-0.bin").write_bytes(b"weights!")
+        await self.stub.SaveCut(feed_pb2.SaveCutRequest(incarnation=self.incarnation, policy_step=policy_step, cut_dir=str(source)))
+
+    async def _take(self, step: int) -> tuple[feed_pb2.BatchHeader, list[trajectory_pb2.Trajectory]]:
         header: feed_pb2.BatchHeader | None = None
         rows: list[trajectory_pb2.Trajectory] = []
         async for message in self.stub.TakeBatch(feed_pb2.TakeBatchRequest(incarnation=self.incarnation, rank=0, policy_step=step, rows_bytes=1 << 20)):

@@ -18,8 +18,8 @@ import grpc
 import uvloop
 from isal.isal_zlib import crc32
 
-from learner.process import die_with_parent
 from protos import rpc
+from protos.lifeline import die_with_parent
 
 ACK = b"accepted........................"  # as long as a receipt
 SERVICE = "bench.Raw"

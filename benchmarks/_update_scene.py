@@ -78,11 +78,11 @@ class Scene:
         spec = spec_of(self.transport, written["store_port"], receiver_rank=1)
         began = loop.time()
         sending = asyncio.create_task(self.trainer.ask("send"))
-        await self.engine.receive(spec.SerializeToString(), bytes.fromhex(written["manifest"]), 60.0)
+        receiving = self.engine.receive(spec.SerializeToString(), bytes.fromhex(written["manifest"]), 60.0)
+        received, sent = await asyncio.gather(receiving, sending, return_exceptions=True)
         took_s = loop.time() - began
-        sent = await sending
-        if sent["error"]:
-            raise RuntimeError(sent["error"])
+        if isinstance(sent, BaseException) or sent["error"] or isinstance(received, BaseException):
+            raise RuntimeError(f"the trainer says {sent}, the replica {received!r}")
         return written["version"], written["num_bytes"], written["write_s"], took_s
 
     async def update(self, seed: int) -> Update:

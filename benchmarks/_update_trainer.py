@@ -96,7 +96,8 @@ class Trainer:
 
 def main() -> None:
     model, root, device, transport, bucket_mib = sys.argv[1:]
-    trainer = Trainer(Path(model), Path(root), torch.device(device), transport, int(bucket_mib) << 20)
+    on = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    trainer = Trainer(Path(model), Path(root), on, transport, int(bucket_mib) << 20)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         name, _, argument = line.strip().partition(" ")

@@ -30,8 +30,8 @@ from benchmarks import _line
 from benchmarks._emulated import VOCABULARY, Rank, Replica, config_in, end_process_on_failure, gateway, requests_for
 from benchmarks._line import Bar, Pair
 from learner.config import LearnerConfig
-from learner.process import die_with_parent
 from protos.arrays import pack_floats, pack_ids
+from protos.lifeline import die_with_parent
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
 P, G = 16, 8
@@ -117,7 +117,7 @@ def actor_process(pipe: Connection, address: str, folder: str, name: str, parent
 
 async def train(pipe: Connection, address: str, folder: Path) -> None:
     """A rank that trains in no time. On the pipe it says how many samples it has, since when (at the last batch), and its processor time."""
-    rank = Rank(address, folder / "snapshots")
+    rank = Rank(address, folder)
     await rank.register()
     loop = asyncio.get_running_loop()
     told = {"samples": 0.0, "at_s": time.perf_counter()}

@@ -122,7 +122,7 @@ class Ours:
 async def ours(folder: Path) -> AsyncIterator[Ours]:
     config = config_in(folder, prompt_tokens=PROMPT_TOKENS, groups_per_step=GROUPS, sampling={"group_size": GROUP_SIZE, "max_new_tokens": COMPLETION_TOKENS})
     with gateway(config) as process:
-        replica, rank = Replica(process.address, config), Rank(process.address, folder / "snapshots")
+        replica, rank = Replica(process.address, config), Rank(process.address, folder)
         try:
             await rank.register()
             await replica.attend()

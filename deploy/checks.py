@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from learner.config import LearnerConfig
 from protos.mistakes import check_address, one_line
+from protos.security import resolve
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -20,14 +21,25 @@ def contradictions(
     learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None, placement: Placement
 ) -> list[str]:
     """What cannot work, found without starting anything. Empty: nothing."""
-    return [
+    lines = [
         *_addresses(learner, rollout),
         *_wiring(learner, rollout, reward),
         *_lengths(learner, rollout),
         *_numbers(learner, rollout),
         *_files(learner),
         *_gpus(learner, rollout, placement),
+        *_security(learner),
     ]
+    return list(dict.fromkeys(lines))  # what is wrong for each of several data sets alike is said once
+
+
+def _security(learner: LearnerConfig) -> Iterator[str]:
+    try:
+        resolve(learner.security, address=learner.address)
+    except ValueError as error:
+        yield str(error)
+    if learner.security.certificate is not None and learner.security.ca is None:
+        yield f"security.certificate={learner.security.certificate} without ca: the services of a run call each other, and would trust none of them; give ca"
 
 
 def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
@@ -46,6 +58,10 @@ def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig
     if reward is not None and learner.scorer and learner.scorer not in [scorer.name for scorer in reward.scorers]:
         names = [scorer.name for scorer in reward.scorers]
         yield f"learner.scorer={learner.scorer!r} is none of reward.scorers {names}: every sample would be unscored; name one of them"
+    if reward is not None and not rollout.score_groups:
+        name = learner.scorer or reward.default or reward.scorers[0].name
+        if any(scorer.name == name and (scorer.group or scorer.whole_group) for scorer in reward.scorers):
+            yield f"scorer {name!r} compares whole groups and rollout.score_groups is false: every sample would be unscored; set rollout.score_groups: true"
 
 
 def _lengths(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:

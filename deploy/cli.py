@@ -8,6 +8,7 @@ import typer
 
 from deploy.commands.checkpoints import checkpoint, export
 from deploy.commands.demos import demo, smoke
+from deploy.commands.reward import reward
 from deploy.commands.runs import audit, launch, report, status, validate
 from deploy.commands.serve import serve
 from deploy.commands.shared import Mistaken
@@ -15,6 +16,7 @@ from deploy.commands.shared import Mistaken
 app = typer.Typer(cls=Mistaken, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, help="Reinforcement learning for language models: rollout, reward and learner as separate services.")
 app.add_typer(serve, name="serve")
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(reward, name="reward")
 for command in (launch, validate, status, report, export, audit, demo, smoke):
     app.command()(command)
 

@@ -7,12 +7,12 @@ import asyncio
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.rpc import channel, deadline_s
+from protos.rpc import OPEN, Security, channel, deadline_s
 
 
-async def until_serving(address: str, *, pause_s: float = 0.25) -> None:
+async def until_serving(address: str, *, security: Security = OPEN, pause_s: float = 0.25) -> None:
     """Returns once the service at host:port answers SERVING; waits for ever, so callers set the limit."""
-    async with channel(address) as open_channel:
+    async with channel(address, security) as open_channel:
         stub = health_pb2_grpc.HealthStub(open_channel)
         while not await _serves(stub):
             await asyncio.sleep(pause_s)

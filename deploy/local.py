@@ -201,7 +201,7 @@ class Local:
         try:
             return await process.wait()
         except asyncio.CancelledError:
-            await _terminate(process, self._policy.grace_s)
+            await _terminate(process, max(self._policy.grace_s, service.grace_s))
             raise
         finally:
             _kill_session(process.pid)
@@ -211,7 +211,7 @@ class Local:
 
     async def _check(self, service: Service) -> None:
         started = time.monotonic()
-        await until_serving(service.address)
+        await until_serving(service.address, security=service.security)
         self._ready[service.name].set()
         self._on_event(f"{service.name} serves on {service.address} after {time.monotonic() - started:.1f} s")
 

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from deploy.checks import contradictions
 from deploy.mistakes import Mistakes, of_validation
 from learner.config import LearnerConfig, Section
+from protos.security import SecurityConfig
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -57,6 +58,7 @@ class RunFile(Section):
     rollout: RolloutSection
     reward: RewardSection | None = Field(None, description="None: rollout.rewards names servers that run elsewhere")
     placement: Placement = Placement()
+    security: SecurityConfig = Field(SecurityConfig(), description="of every service of the run")
 
 
 def load(path: Path, *, overrides: dict[str, Any] | None = None) -> RunFile:
@@ -111,12 +113,17 @@ def with_overrides(content: dict[str, Any], overrides: dict[str, Any]) -> dict[s
 
 
 def _share(content: dict[str, Any]) -> list[str]:
-    """Copies run_dir and model into the sections; says where a section names another one, or a learner."""
+    """Copies run_dir, model and security into the sections; says where a section names another one, or a learner."""
     lines = []
     rollout = content.get("rollout")
     if isinstance(rollout, dict) and rollout.get("learner"):
         lines.append(f"rollout.learner={rollout['learner']!r}: replicas of a run file attend the learner of that file; remove rollout.learner")
-    for key, sections in (("run_dir", ("learner",)), ("model", ("learner", "rollout"))):
+    lines += [
+        f"{name}.security: every service of a run has the same; move it to the top of the file"
+        for name in ("learner", "rollout", "reward")
+        if isinstance(content.get(name), dict) and "security" in content[name] and "security" not in content
+    ]
+    for key, sections in (("run_dir", ("learner",)), ("model", ("learner", "rollout")), ("security", ("learner", "rollout", "reward"))):
         for name in sections:
             section = content.get(name)
             if not isinstance(section, dict) or key not in content:

@@ -20,8 +20,10 @@ from pydantic import BaseModel
 
 from deploy.schema import RunFile
 from learner.config import LearnerConfig
+from protos.security import OPEN, Security, resolve
 
 LOOPBACK = "127.0.0.1"
+LEARNER_END_S = 20.0  # for a learner to end once its ranks have cut and left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,8 @@ class Service:
     address: str = ""  # host:port with gRPC health checks; empty: none
     environment: dict[str, str] = field(default_factory=dict)  # on top of the launcher's own
     restart: bool = True  # False: its exit ends the run
+    security: Security = OPEN  # of health checks
+    grace_s: float = 0.0  # from SIGTERM to SIGKILL, where it needs more than the launcher's own
 
 
 def free_addresses(count: int) -> list[str]:
@@ -128,6 +132,8 @@ def _service(
         address=address,
         environment=_environment(gpus),
         restart=module != "learner",
+        security=resolve(run.security),
+        grace_s=run.learner.checkpoint.leave_s + LEARNER_END_S if module == "learner" else 0.0,
     )
 
 

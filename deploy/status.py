@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import grpc
 from deploy.mistakes import Mistakes
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2
-from protos.rpc import channel, deadline_s
+from protos.rpc import OPEN, Security, channel, deadline_s
+from protos.security import SecurityConfig, resolve
 
 DEFAULT_ADDRESS = "127.0.0.1:7430"
 
@@ -29,9 +31,20 @@ def address_of(target: str) -> str:
     return target
 
 
-async def fetch(address: str) -> learner_pb2.GetStatusResponse:
+def security_of(target: str, *, ca: Path | None = None, token_env: str = "", token_file: Path | None = None) -> Security:
+    """What a learner is called with: the options, or what the configuration in a run folder says. Raises Mistakes."""
+    file = Path(target).expanduser() / "resolved" / "learner.json"
+    try:
+        if not (ca or token_env or token_file) and file.is_file():
+            return resolve(SecurityConfig.model_validate(json.loads(file.read_text()).get("security", {})))
+        return resolve(SecurityConfig(ca=ca, token_env=token_env, token_file=token_file))
+    except ValueError as error:
+        raise Mistakes([" ".join(str(error).split())]) from None
+
+
+async def fetch(address: str, security: Security = OPEN) -> learner_pb2.GetStatusResponse:
     """Asks a learner. Raises Mistakes when it does not answer."""
-    async with channel(address) as open_channel:
+    async with channel(address, security) as open_channel:
         try:
             answer: learner_pb2.GetStatusResponse = await learner_pb2_grpc.LearnerServiceStub(open_channel).GetStatus(
                 learner_pb2.GetStatusRequest(), timeout=deadline_s("GetStatus")
@@ -51,6 +64,16 @@ def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
         f" (at most {status.max_open} open, {status.num_waiting} complete and waiting); dropped: {dropped}"
     )
     yield f"staleness (bound {status.max_staleness}): {staleness_words(dict(status.trained_tokens_by_staleness))}"
+    if status.num_unusable:
+        yield f"unusable samples since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_unusable.items()))}"
+    for one in status.data_sets:
+        yield _data_set(one)
+    if status.num_kept_flat:
+        yield f"groups kept without signal (filter.max_flat_a_step): {status.num_kept_flat}"
+    if status.num_refused:
+        yield f"refused: {status.num_refused} calls and connections without this run's token or TLS"
+    if status.HasField("evaluation"):
+        yield _evaluation(status.evaluation)
     if status.alarm:
         yield f"ALARM: {status.alarm}"
     yield f"replicas: {len(status.replicas)}"
@@ -64,6 +87,22 @@ def staleness_words(tokens: dict[int, int]) -> str:
     if not total:
         return "no token trained yet"
     return ", ".join(f"{age}: {100 * count / total:.0f}%" for age, count in sorted(tokens.items())) + f" of {total} tokens"
+
+
+def _evaluation(own: learner_pb2.GetStatusResponse.Evaluation) -> str:
+    runs = f"step {own.policy_step}, version {own.version} or newer, runs" if own.running else "none runs"
+    last = f"; last, step {own.last_step}: {own.last}" if own.last else ""
+    return (
+        f"evaluation: {runs}; samples: leased {own.num_leased} = scored {own.num_scored} + unscored {own.num_unscored} + lost {own.num_lost} + open {own.num_open}"
+        f"{f', postponed {own.num_postponed}' if own.num_postponed else ''}{last}"
+    )
+
+
+def _data_set(one: learner_pb2.GetStatusResponse.DataSet) -> str:
+    classes = ", ".join(f"{name} {one.prompts_by_class[name]}" for name in ("in", "outside", "solved", "parked", "again") if name in one.prompts_by_class)
+    counters = ", ".join(f"{name} {count}" for name, count in sorted(one.counters.items()) if count)
+    parts = [f"{one.num_prompts} prompts", f"{one.num_given} groups given", *([classes] if classes else []), *([counters] if counters else []), *(["ended"] if one.ended else [])]
+    return f"data{' ' * bool(one.name)}{one.name}: " + "; ".join(parts)
 
 
 def _replica(replica: learner_pb2.GetStatusResponse.Replica) -> str:

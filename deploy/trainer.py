@@ -29,6 +29,7 @@ class Result:
     run_dir: Path
     model: Path  # Hugging Face folder
     metrics: tuple[dict[str, Any], ...]  # one a step, in order
+    evaluations: tuple[dict[str, Any], ...] = ()  # one an evaluation beside training, in order
 
 
 def launch(file: str | Path) -> Result:
@@ -40,7 +41,7 @@ class GRPOTrainer:
     """A run built from keyword arguments.
 
     `reward` is a scorer: the name of a built-in, "module:function", or a function that can be imported by its
-    module and name. Every other keyword is a field of learner/config.py; `rollout` and `reward_server` take
+    module and name. `prompts`: a file, or None where `data` has several sets (docs/data.md). Every other keyword is a field of learner/config.py; `rollout` and `reward_server` take
     mappings with the fields of those services. Raises ValueError for contradictions, before anything starts.
 
     Example: `GRPOTrainer(model="models/smollm2", prompts="train.jsonl", reward="last_number", steps=50, sampling={"group_size": 8}, rollout={"replicas": 2})`
@@ -50,7 +51,7 @@ class GRPOTrainer:
         self,
         *,
         model: str | Path,
-        prompts: str | Path,
+        prompts: str | Path | None = None,
         reward: str | Callable[..., Any],
         run_dir: str | Path | None = None,
         rollout: Mapping[str, Any] | None = None,
@@ -62,7 +63,7 @@ class GRPOTrainer:
         for name, value in (("data", learner.get("data")), ("rollout", rollout), ("reward_server", reward_server), ("placement", placement)):
             if value is not None and not isinstance(value, Mapping):
                 raise ValueError(f"{face}: {name}={value!r} must be a mapping of settings, for instance {{'replicas': 2}} for rollout")
-        data = {**(learner.pop("data", None) or {}), "prompts": str(prompts)}
+        data = {**(learner.pop("data", None) or {}), **({} if prompts is None else {"prompts": str(prompts)})}
         content = {
             "run_dir": str(run_dir or Path("runs") / time.strftime("run-%Y%m%d-%H%M%S")),
             "model": str(model),
@@ -157,5 +158,6 @@ def _run(run: RunFile) -> Result:
     outcome = launch_local(run, on_event=lambda text: print(text, file=sys.stderr))
     outcome.check()
     file = run.run_dir / "metrics.jsonl"
-    metrics = tuple(json.loads(line) for line in file.read_text().splitlines()) if file.is_file() else ()
-    return Result(run_dir=run.run_dir, model=run.run_dir / "model", metrics=metrics)
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    steps, evaluations = ([line for line in lines if ("evaluation" in line) == wanted] for wanted in (False, True))
+    return Result(run_dir=run.run_dir, model=run.run_dir / "model", metrics=tuple(steps), evaluations=tuple(evaluations))

@@ -10,6 +10,7 @@ from pathlib import Path
 from learner.process import complain, log_to_stderr, read_config
 from learner.supervisor import Supervisor, claimed, prepare
 from protos import faultpoints
+from protos.security import resolve
 
 
 def main() -> int:
@@ -21,6 +22,7 @@ def main() -> int:
     try:
         faultpoints.check()
         config = read_config(arguments.config)
+        resolve(config.security, address=config.address)  # its mistakes are told before anything is started
         with claimed(config.run_dir):
             config, resolved = prepare(config)
             return asyncio.run(Supervisor(config, resolved, gateway_only=arguments.gateway_only).run())

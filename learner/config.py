@@ -9,14 +9,17 @@ from pydantic import Field, model_validator
 
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
 from learner.data_config import DataConfig as DataConfig
-from learner.presets import with_preset
+from learner.data_config import SetConfig
+from learner.evaluation_config import MIN_TEMPERATURE, EvaluationConfig
+from learner.presets import PRESETS, with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
+from learner.set_algorithms import algorithm_of_set
+from protos.security import SecurityConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
-MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
 
 
 class SamplingConfig(Section):
@@ -44,15 +47,26 @@ class LeaseConfig(Section):
     max_attempts: Count = Field(3, description="leases of one group before it is dropped")
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
+    alone_minutes: float | None = Field(60.0, gt=0, description="a batch that is waited for with no replica for so long ends the run with a message, after a cut; None: waits for ever")
 
 
 class FilterConfig(Section):
     """Which complete groups are worth training on."""
 
     min_usable: int = Field(2, ge=1, description="usable samples below which a group is dropped")
-    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    unscored: Literal["drop_sample", "drop_group", "fallback"] = Field("drop_sample", description="what becomes of a sample whose scorer had no answer; fallback: unscored_value is its reward")
+    unscored_value: float | None = Field(None, description="with unscored: fallback only")
+    max_unscored_share: float | None = Field(0.5, ge=0, le=1, description="of the last 512 samples; above, the run stops with a message; None: it never does")
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
+    max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
+    then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
+
+    @model_validator(mode="after")
+    def _fallback(self) -> FilterConfig:
+        if (self.unscored == "fallback") != (self.unscored_value is not None):
+            raise ValueError(f"filter.unscored={self.unscored} with unscored_value={self.unscored_value}: a fallback and its value belong together; give both, or neither")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -132,6 +146,7 @@ class CheckpointConfig(Section):
     every_steps: Count | None = Field(10, description="None: only at the end")
     keep: Count = Field(2, description="newest cuts that stay")
     keep_best: KeepBest | None = Field(None, description="one more that stays: the best by a metric; None: none")
+    save_s: Seconds = Field(1800.0, description="each part of a save (copy, write, mark) has failed when it takes longer")
     leave_s: Seconds = Field(60.0, description="ranks told to stop get this long for the running step and their cut")
 
 
@@ -185,6 +200,8 @@ class LearnerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+    security: SecurityConfig = SecurityConfig()
+    evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 
     @model_validator(mode="before")
     @classmethod
@@ -197,15 +214,22 @@ class LearnerConfig(Section):
         filters = given.get("filter", {})
         return {**given, "filter": with_preset(filters, "filter", name=name)} if isinstance(filters, dict) else given
 
+    def algorithm_of(self, name: str) -> AlgorithmConfig:
+        """What the data set of this name trains with."""
+        return algorithm_of_set(self.algorithm, self.data.sources[name].algorithm, key=f"{self.data.key_of(name)}.algorithm")
+
+    def zero_signal_of(self, name: str) -> bool:
+        """Whether groups of this data set are dropped whose rewards are all equal."""
+        one = self.data.sources[name]
+        preset = PRESETS.get(one.algorithm.get("name", ""), {}).get("filter", {})
+        return bool(preset.get("zero_signal") or self.filter.zero_signal) if one.zero_signal is None else one.zero_signal
+
     @model_validator(mode="after")
     def _critic_fits(self) -> LearnerConfig:
         if self.algorithm.advantage.kind != "gae" and self.critic is not None:
             raise ValueError(f"critic is set with algorithm {self.algorithm.name} (advantage.kind={self.algorithm.advantage.kind}): only advantage.kind=gae (name=ppo) has a critic; leave it out")
-        if self.algorithm.advantage.kind == "gae":
-            if self.filter.zero_signal:
-                raise ValueError("filter.zero_signal=true with advantage.kind=gae: a critic learns from groups of equal rewards as well; set zero_signal=false")
-            if self.critic is not None and self.critic.warmup_steps >= self.steps:
-                raise ValueError(f"critic.warmup_steps={self.critic.warmup_steps} is not less than steps={self.steps}: the actor would never be trained; use fewer")
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            raise ValueError(f"critic.warmup_steps={self.critic.warmup_steps} is not less than steps={self.steps}: the actor would never be trained; use fewer")
         return self
 
     @property
@@ -219,22 +243,39 @@ class LearnerConfig(Section):
         return self.critic or CriticConfig() if self.algorithm.advantage.kind == "gae" else None
 
     @model_validator(mode="after")
-    def _algorithm_fits(self) -> LearnerConfig:
-        algorithm, sampling = self.algorithm, self.sampling
-        kind = algorithm.advantage.kind
-        if sampling.group_size == 1 and kind in GROUP_RELATIVE:
-            raise ValueError(f"sampling.group_size=1 with algorithm {algorithm.name} (advantage.kind={kind}): a group of one has no spread and so no advantage; use group_size of 2 or more")
-        if algorithm.advantage.kind == "pass_at_k" and algorithm.advantage.k > sampling.group_size:
-            raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than sampling.group_size={sampling.group_size}: no subset of k exists; use a smaller k")
-        if kind == "teacher" and self.filter.zero_signal:
-            raise ValueError("filter.zero_signal=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
-        if kind == "several_rewards" and self.filter.zero_signal:
-            raise ValueError("filter.zero_signal=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
+    def _algorithms_fit(self) -> LearnerConfig:
+        for name, one in self.data.sources.items():
+            self._fits(name, one, self.algorithm_of(name))
+        return self
+
+    def _fits(self, name: str, one: SetConfig, algorithm: AlgorithmConfig) -> None:
+        """One data set. Raises ValueError for a group, a length or a filter that its algorithm cannot do with."""
+        key, kind = self.data.key_of(name), algorithm.advantage.kind
+        size, size_key = one.group_size or self.sampling.group_size, f"{key}.group_size" if one.group_size else "sampling.group_size"
+        length, length_key = one.max_new_tokens or self.sampling.max_new_tokens, f"{key}.max_new_tokens" if one.max_new_tokens else "sampling.max_new_tokens"
+        zero_signal, zero_key = self.zero_signal_of(name), "filter.zero_signal" if one.zero_signal is None else f"{key}.zero_signal"
+        if size == 1 and kind in GROUP_RELATIVE:
+            raise ValueError(f"{size_key}=1 with algorithm {algorithm.name} (advantage.kind={kind}): a group of one has no spread and so no advantage; use group_size of 2 or more")
+        if self.filter.min_usable > size:
+            raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than {size_key}={size}: every group would be dropped; use a smaller min_usable")
+        if size == 1 and zero_signal:
+            raise ValueError(f"{zero_key}=true with {size_key}=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
+        if algorithm.advantage.kind == "pass_at_k" and algorithm.advantage.k > size:
+            raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than {size_key}={size}: no subset of k exists; use a smaller k")
+        if kind == "teacher" and zero_signal:
+            raise ValueError(f"{zero_key}=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
+        if kind == "several_rewards" and zero_signal:
+            raise ValueError(f"{zero_key}=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
+        if kind == "several_rewards" and self.filter.unscored == "fallback":
+            raise ValueError("filter.unscored=fallback with advantage.kind=several_rewards: unscored_value is one number, and this advantage needs every part; drop the sample or the group")
+        if (kind == "gae") != (self.algorithm.advantage.kind == "gae"):
+            raise ValueError(f"{key}.algorithm has advantage.kind={kind} and the run {self.algorithm.advantage.kind}: a critic sees every sample or none; use gae for all data sets, or for none")
+        if kind == "gae" and zero_signal:
+            raise ValueError(f"{zero_key}=true with advantage.kind=gae: a critic learns from groups of equal rewards as well; set zero_signal=false")
         if kind == "several_rewards" and self.control == "shuffled_rewards":
             raise ValueError("control=shuffled_rewards with advantage.kind=several_rewards: only the total is shuffled, the parts would still teach; use another advantage for the control")
-        if algorithm.overlong is not None and algorithm.overlong.buffer_tokens > sampling.max_new_tokens:
-            raise ValueError(f"algorithm.overlong.buffer_tokens={algorithm.overlong.buffer_tokens} is more than sampling.max_new_tokens={sampling.max_new_tokens}; use a smaller buffer")
-        return self
+        if algorithm.overlong is not None and algorithm.overlong.buffer_tokens > length:
+            raise ValueError(f"algorithm.overlong.buffer_tokens={algorithm.overlong.buffer_tokens} is more than {length_key}={length}; use a smaller buffer")
 
     @model_validator(mode="after")
     def _contradictions(self) -> LearnerConfig:
@@ -249,12 +290,11 @@ class LearnerConfig(Section):
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
             raise ValueError(f"staleness.window={staleness.window} is more than max_staleness * groups_per_step + 1 = {staleness.max_staleness * self.groups_per_step + 1}: fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window")
-        for name, one in self.data.sources.items():
-            size, where = one.group_size or sampling.group_size, f"{self.data.key_of(name)}.group_size" if one.group_size else "sampling.group_size"
-            if self.filter.min_usable > size:
-                raise ValueError(f"filter.min_usable={self.filter.min_usable} is more than {where}={size}: every group would be dropped; use a smaller min_usable")
-            if size == 1 and (self.filter.zero_signal if one.zero_signal is None else one.zero_signal):
-                raise ValueError(f"filter.zero_signal=true with {where}=1: every group would be dropped, since one reward has no spread; set zero_signal=false")
+        filters = self.filter
+        if filters.max_flat_a_step is not None and not any(self.zero_signal_of(name) for name in self.data.sources):
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} without zero_signal: no group is dropped for that; set filter.zero_signal=true, or leave it out")
+        if filters.max_flat_a_step is not None and filters.then == "train" and filters.max_flat_a_step >= filters.max_consecutive_drops:
+            raise ValueError(f"filter.max_flat_a_step={filters.max_flat_a_step} is not under max_consecutive_drops={filters.max_consecutive_drops}: the run would end before a batch is filled; use a smaller one, or raise max_consecutive_drops")
         if self.optimizer.minibatches > self.groups_per_step:
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:

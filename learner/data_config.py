@@ -125,7 +125,8 @@ class SetConfig(PickedConfig):
     weight: float = Field(1.0, gt=0, description="share of the groups, against the other sets' weights")
     group_size: Count | None = Field(None, description="samples of one prompt; None: sampling.group_size")
     max_new_tokens: Count | None = Field(None, description="None: sampling.max_new_tokens")
-    zero_signal: bool | None = Field(None, description="drop groups whose rewards are all equal; None: filter.zero_signal")
+    zero_signal: bool | None = Field(None, description="drop groups whose rewards are all equal; None: as filter.zero_signal and the set's own preset say")
+    algorithm: dict[str, Any] = Field({}, description="settings of `algorithm` for this set: on top of the run's, or, with a name, of that preset; empty: the run's")
 
 
 class DataConfig(PickedConfig):

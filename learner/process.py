@@ -1,8 +1,7 @@
-"""What the learner's processes have in common: their line on stderr, their parent, their user's mistakes."""
+"""What the learner's processes have in common: their line on stderr, their incarnations, their user's mistakes."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -16,17 +15,8 @@ from pydantic import ValidationError
 from learner.config import LearnerConfig
 from protos import mistakes
 
-_PR_SET_PDEATHSIG = 1
 USER_MISTAKE = 2  # exit code: starting again would not help
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """The kernel kills this process when its parent ends (prctl(2), PR_SET_PDEATHSIG); exits at once when it has already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        os._exit(1)
+END = signal.SIGUSR1  # how the learner tells its gateway to end; SIGTERM and SIGINT may come to a whole group or machine at once
 
 
 def next_incarnation(run_dir: Path, before: int = 0) -> int:

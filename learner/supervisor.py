@@ -5,40 +5,42 @@
 
 Consumes: exits of children, SIGTERM and SIGINT. Produces: children. Waits for: one of them. Unblocked by: any exit, any signal.
 A child that ends with USER_MISTAKE ends everything; a child that keeps failing is given up after MAX_FAILURES in a row.
+A signal may come to the supervisor alone or to all of its group: ranks cut and leave at either, the gateway ends when it is told here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import logging
 import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from learner import children, shared_memory
+from learner.children import Child, Patience
 from learner.config import LearnerConfig
-from learner.process import USER_MISTAKE, complain, next_incarnation
+from learner.gateway.founding import run_id_of
+from learner.process import END, USER_MISTAKE, complain, next_incarnation
 from protos.mistakes import check_address
 
 _LOG = logging.getLogger("headrace.learner.supervisor")
-MAX_FAILURES = 5
-HEALTHY_S = 60.0  # a child that lived this long has not failed in a row
 STOP_GRACE_S = 10.0
-LAST_LINES_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
+FAILED_GRACE_S = 3.0  # for the other ranks to say what they know, once one failed
+LAST_RANKS_S = 60.0  # for ranks to end once the gateway has ended a finished run
+BEFORE_HANDLERS = (-signal.SIGTERM, -signal.SIGINT)  # a rank that was told to stop while it was starting: it has done nothing
 
 
 def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
     """Makes the run folder with the resolved configuration in it; the configuration and that file.
 
-    Port 0 becomes a free port, which a restarted gateway takes again. Raises ValueError when the folder cannot be made.
+    Port 0 becomes a free port, which a restarted gateway takes again. Raises ValueError when the folder cannot be made, or is another run's.
     """
     host, port = check_address("address", config.address, may_be_free=True)
     config = config.model_copy(update={"address": f"{host}:{port or _free_port()}", "run_dir": config.run_dir.resolve()})
@@ -47,6 +49,7 @@ def prepare(config: LearnerConfig) -> tuple[LearnerConfig, Path]:
         for name in ("resolved", "logs", "checkpoints"):
             (config.run_dir / name).mkdir(parents=True, exist_ok=True)
         (config.run_dir / "gateway.address").unlink(missing_ok=True)
+        config = config.model_copy(update={"run_id": run_id_of(config)})
         resolved.write_text(config.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise _unusable(config.run_dir, error) from None
@@ -80,100 +83,28 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Child:
-    """One process with a log file. Example: `child = Child("gateway", [...], log)`, `await child.start()`, `await child.wait()`."""
-
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
-        self.name, self._arguments, self._log = name, arguments, log
-        self._process: asyncio.subprocess.Process | None = None
-        self._log_start = 0
-        self.started = 0.0
-
-    async def start(self) -> None:
-        with self._log.open("ab") as output:
-            self._log_start = output.tell()
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", *self._arguments, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
-            )
-        self.started = time.monotonic()
-
-    async def wait(self) -> int:
-        """Its exit code; negative: the signal that killed it."""
-        assert self._process is not None
-        return await self._process.wait()
-
-    def signal(self, number: int) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
-
-    async def end(self, grace_s: float) -> int:
-        """SIGTERM, and SIGKILL after the grace; its exit code."""
-        self.signal(signal.SIGTERM)
-        try:
-            return await asyncio.wait_for(self.wait(), grace_s)
-        except TimeoutError:
-            self.signal(signal.SIGKILL)
-            return await self.wait()
-
-    def complaint(self) -> str:
-        """Its lines `headrace: ...` since the last start, without the prefix; else its last line."""
-        with self._log.open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read().decode(errors="replace").splitlines()
-        said = [line.removeprefix("headrace: ") for line in lines if line.startswith("headrace: ")]
-        return "\n".join(said or lines[-1:])
-
-
-def furthest_step(run_dir: Path) -> int:
-    """Highest step among the last lines of metrics.jsonl; 0 without one."""
-    path, steps = run_dir / "metrics.jsonl", [0]
-    if path.is_file():
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LAST_LINES_BYTES))
-            for line in file.read().splitlines():
-                with suppress(ValueError, KeyError, TypeError):  # the first one may be cut, the last one unfinished
-                    steps.append(int(json.loads(line)["step"]))
-    return max(steps)
-
-
-class _Patience:
-    """Counts failures in a row and waits longer after each. A failure is in a row unless the child lived long, or the run came further
-    than it ever had: a run that is killed again and again is no program that cannot run."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._furthest = furthest_step(run_dir)
-        self.num_failures = 0
-
-    async def after(self, lived_s: float) -> bool:
-        """Waits before the next start; False: no more."""
-        before, self._furthest = self._furthest, max(self._furthest, furthest_step(self._run_dir))
-        self.num_failures = 1 if lived_s >= HEALTHY_S or self._furthest > before else self.num_failures + 1
-        if self.num_failures > MAX_FAILURES:
-            return False
-        await asyncio.sleep(min(5.0, 0.1 * 3 ** (self.num_failures - 1)))
-        return True
-
-
 class Supervisor:
     """Runs until the run is finished, cannot go on, or was told to stop. Example: `code = await Supervisor(config, resolved).run()`"""
 
     def __init__(self, config: LearnerConfig, resolved: Path, *, gateway: str = "learner.gateway", trainer: str = "learner.trainer", gateway_only: bool = False) -> None:
         """gateway, trainer: modules to run as children. gateway_only: somebody else (torchrun) keeps the ranks."""
         self._config, self._resolved, self._trainer, self._gateway_only = config, resolved, trainer, gateway_only
-        self._gateway = self._child("gateway", gateway, [])
+        self._gateway = self._child("gateway", gateway, ["--supervised"])
         self._ranks: list[Child] = []
+        self._root = shared_memory.snapshot_root(config.run_id)
         self._stopping = asyncio.Event()
+        self._finished = False  # the gateway has left after the run was
         self._incarnation = 0
 
     def _child(self, name: str, module: str, extra: list[str]) -> Child:
         return Child(name, [module, "--config", str(self._resolved), *extra], self._config.run_dir / "logs" / f"{name}.log")
 
     async def run(self) -> int:
-        """Exit code: 0 finished or told to stop, 2 a user's mistake, 1 given up."""
+        """Exit code: 0 finished, or told to stop and cut; 1 given up, or told to stop and left without a cut of the last step; 2 a user's mistake."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
+        self._claim_memory()
         gateway, ranks = asyncio.create_task(self._keep_gateway()), asyncio.create_task(self._keep_ranks())
         try:
             await asyncio.wait({gateway, ranks}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,39 +114,68 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(gateway, ranks, return_exceptions=True)
             await asyncio.gather(*(child.end(0.0) for child in self._ranks if child.started))
-            await self._gateway.end(STOP_GRACE_S)
+            if self._gateway.started:
+                await self._gateway.end(STOP_GRACE_S, END)
+            shared_memory.release(self._root)
+
+    def _claim_memory(self) -> None:
+        """Clears what an earlier life of this run left, and names what other dead runs did. Raises ValueError for a run id in use.
+
+        Ranks of torchrun may live while the gateway is started again: what they wrote stays.
+        """
+        shared_memory.claim(self._root, self._config.run_dir, clear=not self._gateway_only)
+        for left in shared_memory.left_behind():
+            _LOG.warning(
+                "%s holds %.0f MiB of this machine's memory for the run in %s, whose processes are dead: start that run again, or remove the folder",
+                left.folder, left.num_bytes / 2**20, left.run_dir,
+            )  # fmt: skip
 
     async def _keep_gateway(self) -> int:
         """Starts the gateway again whenever it ends; returns only when it must not be. Also while ranks leave: they need it for their cut."""
-        patience = _Patience(self._config.run_dir)
+        patience = Patience(self._config.run_dir)
         while True:
             await self._gateway.start()
             code = await self._gateway.wait()
             _LOG.warning("the gateway ended with %d", code)
             if code == USER_MISTAKE:
                 return complain(self._gateway.complaint())
-            if code == 0 and self._gateway_only:
-                return 0  # it ends by itself once the ranks have finished the run
+            if code == 0:  # of itself, so the run is finished
+                self._finished = True
+                if not self._gateway_only:
+                    await asyncio.sleep(LAST_RANKS_S)
+                    _LOG.warning("the run is finished, but ranks are still there after %.0f s: they are ended", LAST_RANKS_S)
+                return 0
             if not await patience.after(time.monotonic() - self._gateway.started):
-                complain(f"the gateway failed {MAX_FAILURES + 1} times in a row, last with code {code}: {self._gateway.complaint()}")
+                complain(f"the gateway failed {children.MAX_FAILURES + 1} times in a row, last with code {code}: {self._gateway.complaint()}")
                 return 1
 
     async def _keep_ranks(self) -> int:
         if self._gateway_only:
             await self._stopping.wait()
             return 0
-        patience = _Patience(self._config.run_dir)
+        patience = Patience(self._config.run_dir)
         while True:
             codes = await self._one_incarnation()
             if USER_MISTAKE in codes:
                 return complain(self._ranks[codes.index(USER_MISTAKE)].complaint())
-            if not any(codes) or self._stopping.is_set():
+            if self._finished or not any(codes):
                 return 0
+            if self._stopping.is_set():
+                return self._left(codes)
             _LOG.warning("trainer ranks ended with %s; starting all of them again", codes)
             if not await patience.after(time.monotonic() - self._ranks[0].started):
                 failed = next(i for i, code in enumerate(codes) if code)
-                complain(f"the trainer failed {MAX_FAILURES + 1} times in a row, last rank {failed} with code {codes[failed]}: {self._ranks[failed].complaint()}")
+                complain(f"the trainer failed {children.MAX_FAILURES + 1} times in a row, last rank {failed} with code {codes[failed]}: {self._ranks[failed].complaint()}")
                 return 1
+            if self._stopping.is_set():  # the signal had come to the ranks first
+                return self._left(codes)
+
+    def _left(self, codes: list[int]) -> int:
+        """Exit code after ranks were told to stop and not all of them ended with 0."""
+        if not any(codes) or any(code in BEFORE_HANDLERS for code in codes):
+            return 0  # without that rank the others had not begun either
+        complain(f"told to stop, and left without a cut of the last step (the ranks ended with {codes}; checkpoint.leave_s={self._config.checkpoint.leave_s:.0f}): the same command goes on from the newest cut and trains again, from the journal, what came after it")
+        return 1
 
     async def _one_incarnation(self) -> list[int]:
         """All ranks from their start to the end of the last one; their exit codes, of those killed for another's sake 0."""
@@ -234,21 +194,29 @@ class Supervisor:
     async def _until_ended(self) -> list[int]:
         waits = [asyncio.create_task(rank.wait()) for rank in self._ranks]
         stop = asyncio.create_task(self._stopping.wait())
-        pending = set(waits)
-        while pending and not any(task.done() and task.result() for task in waits):
-            if self._stopping.is_set():
-                await self._ask_to_leave(waits)
-                break
-            await asyncio.wait({*pending, stop}, return_when=asyncio.FIRST_COMPLETED)
-            pending = {task for task in waits if not task.done()}
+        while await _all_well(waits, stop, limit_s=None):
+            if stop.done():
+                return await self._ask_to_leave(waits)
         stop.cancel()
         first = [task.result() if task.done() else 0 for task in waits]
         await asyncio.gather(*(rank.end(0.0) for rank in self._ranks))
         return first
 
-    async def _ask_to_leave(self, waits: list[asyncio.Task[int]]) -> None:
+    async def _ask_to_leave(self, waits: list[asyncio.Task[int]]) -> list[int]:
+        """Exit codes; of ranks that could not leave in time, or not without one that failed, that of a kill."""
         leave_s = self._config.checkpoint.leave_s
         _LOG.info("told to stop: waiting up to %.0f s for the ranks' cut", leave_s)
         for rank in self._ranks:
             rank.signal(signal.SIGTERM)
-        await asyncio.wait(waits, timeout=leave_s)
+        end_s = time.monotonic() + leave_s
+        while (left_s := end_s - time.monotonic()) > 0 and await _all_well(waits, None, limit_s=left_s):
+            pass
+        return list(await asyncio.gather(*(rank.end(FAILED_GRACE_S if end_s > time.monotonic() else 0.0) for rank in self._ranks)))
+
+
+async def _all_well(waits: list[asyncio.Task[int]], stop: asyncio.Task[bool] | None, *, limit_s: float | None) -> bool:
+    """Waits for the next exit, the stop, or the limit; whether some ranks are still there and none has failed."""
+    pending = {task for task in waits if not task.done()}
+    if pending and not any(task.done() and task.result() for task in waits):
+        await asyncio.wait({*pending, *([stop] if stop else [])}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    return not all(task.done() for task in waits) and not any(task.done() and task.result() for task in waits)

@@ -7,14 +7,15 @@ running calls end. `channel` opens a client. `deadline_s` is the one table of de
 from __future__ import annotations
 
 import asyncio
-import hmac
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from protos.guard import Guard
 from protos.mistakes import check_address
 from protos.security import OPEN, Security, is_loopback
 
@@ -56,6 +57,7 @@ _DEADLINES_S: dict[str, float | None] = {
     "Drain": 3600.0,
     "Score": None,
     "ScoreBatch": None,
+    "ScoreGroup": 3600.0,
     "ListScorers": 5.0,
     "Check": 5.0,
 }
@@ -129,42 +131,6 @@ class _TokenClient(
         return await continuation(self._with_token(client_call_details), request_iterator)
 
 
-class _TokenServer(grpc.aio.ServerInterceptor):
-    """Refuses calls without the bearer token, health checks excepted."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        given = str(dict(handler_call_details.invocation_metadata).get("authorization", "")).encode()
-        if handler_call_details.method.startswith("/grpc.health.") or hmac.compare_digest(given, self._expected):
-            return await continuation(handler_call_details)
-        handler = await continuation(handler_call_details)
-        return _refusal(handler)
-
-
-def _refusal(handler: Any) -> Any:
-    """A handler of the same shape that only says UNAUTHENTICATED."""
-
-    async def refuse_unary(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service asks for a bearer token, and the call brought none or another")
-
-    async def refuse_stream(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service asks for a bearer token, and the call brought none or another")
-        yield
-
-    if handler is None:
-        return None
-    shape = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, refuse_unary),
-        (False, True): (grpc.unary_stream_rpc_method_handler, refuse_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, refuse_unary),
-        (True, True): (grpc.stream_stream_rpc_method_handler, refuse_stream),
-    }
-    make, refuse = shape[(bool(handler.request_streaming), bool(handler.response_streaming))]
-    return make(refuse, handler.request_deserializer, handler.response_serializer)
-
-
 class Server:
     """A grpc.aio server with health. Serving starts with `start`; `stop` says NOT_SERVING, waits, then closes.
 
@@ -177,8 +143,9 @@ class Server:
     def __init__(
         self, address: str, register: Sequence[Callable[[grpc.aio.Server], None]], security: Security = OPEN
     ) -> None:
-        interceptors = [_TokenServer(security.token)] if security.token else []
-        self._server = grpc.aio.server(options=_SERVER, interceptors=interceptors)
+        has_tls = security.certificate is not None
+        self.guard = Guard(token=security.token, counts_connections=has_tls)
+        self._server = grpc.aio.server(options=_SERVER, interceptors=[self.guard] if security.token or has_tls else [])
         self._address = address
         self._security = security
         self._health = health.aio.HealthServicer()
@@ -201,8 +168,28 @@ class Server:
     def _bind(self) -> int:
         if self._security.certificate is None or self._security.key is None:
             return self._server.add_insecure_port(self._address)
-        pair = (self._security.key.read_bytes(), self._security.certificate.read_bytes())
-        return self._server.add_secure_port(self._address, grpc.ssl_server_credentials([pair]))
+        return self._server.add_secure_port(self._address, self._credentials(self._security.key, self._security.certificate))
+
+    def _credentials(self, key: Path, certificate: Path) -> grpc.ServerCredentials:
+        """Files that have been replaced are read again for the next connection, so that a certificate is renewed without a restart."""
+        seen: tuple[int, ...] = ()
+
+        def read() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal seen
+            self.guard.handshake()
+            try:
+                stamps = (key.stat().st_mtime_ns, certificate.stat().st_mtime_ns)
+                if stamps == seen:
+                    return None
+                made = grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())])
+            except OSError:
+                return None  # being replaced just now: the present ones serve on
+            seen = stamps
+            return made
+
+        seen = (key.stat().st_mtime_ns, certificate.stat().st_mtime_ns)
+        first = grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())])
+        return grpc.dynamic_ssl_server_credentials(first, read)  # type: ignore[arg-type]  # None is "unchanged", which its stubs leave out
 
     async def ready(self, serving: bool = True) -> None:
         """Sets what health checks answer."""

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from pydantic import ValidationError
 
 from protos import mistakes, rpc
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
+from protos.security import resolve
 from reward_server import wiring
 from reward_server.config import RewardConfig
 from reward_server.plane import Plane
+from reward_server.reloading import Reloading
 from reward_server.servicer import RewardServicer
 
 log = logging.getLogger("headrace.reward_server.main")
@@ -44,19 +46,23 @@ def load_config(path: Path) -> RewardConfig:
         raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from None
 
 
-async def serve(config: RewardConfig, address_file: Path | None) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ValueError for a user's mistake: an address in use, a scorer that cannot be loaded."""
+async def serve(config: RewardConfig, address_file: Path | None, reread: Callable[[], RewardConfig]) -> None:
+    """Runs until SIGTERM or SIGINT; SIGHUP takes the scorers of `reread()` instead. Raises ValueError for a user's mistake: an address in use, a scorer that cannot be loaded."""
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     plane = Plane(wiring.scorers(config, Path.cwd()), default=config.default or config.scorers[0].name, caches=wiring.caches(config.cache))
     servicer = RewardServicer(plane, max_pending=config.max_pending, max_pending_bytes=config.max_pending_bytes)
-    server = rpc.Server(config.address, [lambda grpc_server: add_RewardServiceServicer_to_server(servicer, grpc_server)])
+    security = resolve(config.security, address=config.address)
+    server = rpc.Server(config.address, [lambda grpc_server: add_RewardServiceServicer_to_server(servicer, grpc_server)], security)
+    servicer.refused = lambda: server.guard.num_refused
     try:
         await server.start()
         if await _unless_told(plane.start(), told):
             await server.ready()
             _announce(config, server.port, address_file)
+            reloading = Reloading(plane, config, reread, Path.cwd())
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.ask)
             await told.wait()
             servicer.drain()
     finally:
@@ -97,7 +103,7 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
-        uvloop.run(serve(load_config(options.config), options.address_file))
+        uvloop.run(serve(load_config(options.config), options.address_file, lambda: load_config(options.config)))
     except ValueError as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"headrace: {line}\n")

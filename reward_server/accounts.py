@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from reward_server.outcome import Outcome, Unscored
+from reward_server.outcome import Answered, Unscored
 
 _PACE_WEIGHT = 0.2  # of the newest time in the running mean
 
@@ -31,7 +31,7 @@ class Limits:
     spares: int = 1
     max_slow: int = 8
     patience_s: float = 0.25
-    memory_bytes: int = 4 << 30
+    memory_bytes: int = 4 << 30  # 0: not bounded
     load_limit_s: float = 120.0
 
 
@@ -64,7 +64,7 @@ class Account:
     pace_s: float = 0.001  # running mean of a sync call's time
     blocked_until_s: float = 0.0  # loop time until which its async calls go one by one
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, outcome: Answered) -> None:
         """Adds an answer that somebody got."""
         self.num_answered += 1
         self.num_unscored += isinstance(outcome, Unscored)

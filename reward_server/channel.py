@@ -4,7 +4,7 @@ Service to process: first `[SCHEMA, memory_bytes, [[name, use, args, limit_s], .
 `[scorer_index, [[seq, prompt, completion, fields], ...]]` with fields a serialized Struct. While a batch is unanswered
 `[CANCEL, [seq, ...]]` may follow for calls that need not be made (each is still answered), and, where the scorer is
 async, further batches of it.
-Process to service: first `[SCHEMA, True, [[description, is_async, version, is_deterministic], ...]]` or `[SCHEMA, False, what is wrong]`, then `[seq, None, value, parts]` or `[seq, reason, detail]` a call, and `[]` as a sign of life of an event loop.
+Process to service: first `[SCHEMA, True, [[description, is_async, version, is_deterministic], ...]]` or `[SCHEMA, False, what is wrong]`, then `[seq, None, value, parts]` or `[seq, reason, detail]` a call (of a whole group, whose completion is a list: `[seq, [[None, value, parts], [reason, detail], ...]]`), and `[]` as a sign of life of an event loop.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, get_args
 
 import msgpack
 
-from reward_server.outcome import Outcome, Reason, Scored, Unscored
+from reward_server.outcome import Answered, Outcome, Reason, Scored, Unscored
 
 SCHEMA = 1
 CANCEL = -1
-MAX_ANSWER_BYTES = 1 << 20  # of all answers that wait in one read; an answer itself is far smaller
+MAX_ANSWER_BYTES = 16 << 20  # of all answers that wait in one read; an answer itself is far smaller
 _READ_BYTES = 1 << 18
 
 
@@ -31,18 +31,25 @@ def encode(message: list[Any]) -> bytes:
     return data
 
 
-def answer(seq: int, outcome: Outcome) -> list[Any]:
+def answer(seq: int, answered: Answered) -> list[Any]:
     """The message that answers one call."""
-    if isinstance(outcome, Scored):
-        return [seq, None, outcome.value, dict(outcome.parts)]
-    return [seq, outcome.reason, outcome.detail]
+    return [seq, [_said(each) for each in answered]] if isinstance(answered, tuple) else [seq, *_said(answered)]
 
 
-def outcome_of(message: list[Any]) -> Outcome:
-    """The outcome in an answer. Raises ValueError, TypeError or LookupError for what is none."""
-    seq, reason, said, *parts = message
+def _said(outcome: Outcome) -> list[Any]:
+    return [None, outcome.value, dict(outcome.parts)] if isinstance(outcome, Scored) else [outcome.reason, outcome.detail]
+
+
+def outcome_of(message: list[Any]) -> Answered:
+    """The outcome in an answer, or those of a group. Raises ValueError, TypeError or LookupError for what is none."""
+    seq, *said = message
     if not isinstance(seq, int):
         raise TypeError(f"an answer begins with its number, not with {seq!r:.100}")
+    return tuple(map(_outcome, said[0])) if isinstance(said[0], list) else _outcome(said)
+
+
+def _outcome(message: list[Any]) -> Outcome:
+    reason, said, *parts = message
     if reason is None:
         return Scored(value=float(said), parts={str(name): float(part) for name, part in parts[0].items()})
     if reason not in get_args(Reason):

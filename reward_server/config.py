@@ -7,15 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from reward_server.combine_config import CombineConfig, check_names
+from protos.security import SecurityConfig
+from reward_server.combine_config import CombineConfig, check_names, names_in
 from reward_server.endpoint_config import GrpcConfig, HttpConfig
+from reward_server.group_config import GroupConfig
+from reward_server.judge_config import JudgeConfig
 
 Count = Annotated[int, Field(ge=1)]
-KINDS = ("use", "http", "grpc", "combine")
+KINDS = ("use", "http", "grpc", "judge", "combine", "group")
 
 
 class ScorerConfig(BaseModel):
-    """One scorer: a function that runs here (`use`), a remote one (`http`, `grpc`), or one made of others (`combine`)."""
+    """One scorer: a function that runs here (`use`), a remote one (`http`, `grpc`), a language model (`judge`), or one made of others (`combine`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -24,7 +27,10 @@ class ScorerConfig(BaseModel):
     args: dict[str, JsonValue] = Field(default_factory=dict, description="keyword arguments for every call")
     http: HttpConfig | None = Field(None, description="an endpoint that is POSTed JSON or msgpack")
     grpc: GrpcConfig | None = Field(None, description="another reward server")
+    judge: JudgeConfig | None = Field(None, description="a language model that is asked about each completion")
     combine: CombineConfig | None = Field(None, description="a rule and the names of other scorers")
+    group: GroupConfig | None = Field(None, description="compares the samples of a prompt, by another scorer", discriminator="op")
+    whole_group: bool = Field(False, description="`use` only: the function takes all completions of a prompt, and returns a list")
     deterministic: bool = Field(True, description="false: the same item may score differently, so its scores are never cached")
     version: str = Field("", description="part of what cached scores are kept under; change it when the scorer changes in a way that its own file and configuration do not show")
     limit_s: float = Field(10.0, gt=0, description="wall-clock limit of one call; a process that runs it is killed then, a remote call is cancelled")
@@ -36,7 +42,12 @@ class ScorerConfig(BaseModel):
             raise ValueError(f"scorer {self.name!r} has {' and '.join(given) or 'none'} of {', '.join(KINDS)}: exactly one says what scores; {'keep one' if given else 'add one, for instance use: exact'}")
         if self.args and not self.use:
             raise ValueError(f"scorer {self.name!r}: args belong to `use`; the others get none, remove them")
-        remote = self.http or self.grpc
+        if self.whole_group and ":" not in self.use:
+            raise ValueError(f"scorer {self.name!r}: whole_group belongs to functions of yours (use: module:function); remove it")
+        wall_s = self.args.get("wall_s", 9.0)
+        if self.use == "code" and isinstance(wall_s, (int, float)) and self.limit_s < wall_s + 1:
+            raise ValueError(f"scorer {self.name!r}: limit_s={self.limit_s:g} must be at least a second more than wall_s={wall_s:g}: the sandbox ends programs, limit_s the scorer's process")
+        remote = self.http or self.grpc or self.judge
         if remote is not None and remote.attempt_s is not None and remote.attempt_s > self.limit_s:
             raise ValueError(f"scorer {self.name!r}: attempt_s={remote.attempt_s:g} is more than limit_s={self.limit_s:g}: no attempt could take so long; use a smaller one")
         return self
@@ -74,6 +85,8 @@ class RewardConfig(BaseModel):
     scorers: tuple[ScorerConfig, ...] = Field(description="at least one")
     default: str = Field("", description="scorer of requests that name none; empty: the first")
     cache: CacheConfig = CacheConfig()
+    security: SecurityConfig = SecurityConfig()
+    pass_env: tuple[str, ...] = Field((), description="environment variables that scorer processes see although they are called like credentials")
     workers: Count = Field(1, description="scorer processes that work at once")
     spares: int = Field(1, ge=0, description="further processes kept ready to take the place of one that is slow or dead")
     max_slow: Count = Field(8, description="calls of one scorer that may outlast patience_s at once; its next ones wait, other scorers' do not")
@@ -91,6 +104,14 @@ class RewardConfig(BaseModel):
         names = [scorer.name for scorer in self.scorers]
         if len(set(names)) != len(names):
             raise ValueError(f"scorers: names must differ, got {names}")
+        comparing = {each.name for each in self.scorers if each.group or each.whole_group}
+        for each in self.scorers:
+            asked = [each.group.of] if each.group else names_in(each.combine) if each.combine else []
+            for name in asked:
+                if each.group and name not in names:
+                    raise ValueError(f"scorer {each.name!r} asks {name!r}, which is none of the scorers {names}")
+                if name in comparing:
+                    raise ValueError(f"scorer {each.name!r} asks {name!r}, which compares whole groups; name one that scores single samples")
         check_names({each.name: each.combine for each in self.scorers if each.combine is not None}, names)
         if self.default and self.default not in names:
             raise ValueError(f"default={self.default!r} is none of the scorers {names}; name one of them")

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from reward_server.outcome import Outcome
+from reward_server.outcome import Answered
 
 MAX_BATCH_BYTES = 1 << 20  # of text in one batch, beyond its first item
 
@@ -22,9 +22,9 @@ class Item:
     scorer: int  # index of the configured scorer
     owner: Hashable  # whom it is for; forgotten together
     prompt: str
-    completion: str
+    completion: str | list[str]  # a list: a whole group
     fields: bytes  # serialized Struct
-    answer: Callable[[Outcome], None]  # called once, unless the owner is forgotten
+    answer: Callable[[Answered], None]  # called once, unless the owner is forgotten
     alone: bool = False  # goes in a batch of its own: it may be what broke a batch before
     gone: bool = False  # nobody waits for it any more
     sent_at_s: float = 0.0  # loop time when it was given to a process
@@ -32,7 +32,8 @@ class Item:
     @property
     def num_bytes(self) -> int:
         """Size of its text, in characters and bytes of fields."""
-        return len(self.prompt) + len(self.completion) + len(self.fields)
+        text = len(self.completion) if isinstance(self.completion, str) else sum(map(len, self.completion))
+        return len(self.prompt) + text + len(self.fields)
 
 
 class Lanes:

@@ -6,6 +6,8 @@ import asyncio
 
 from protos.reward.v1alpha1 import reward_pb2 as pb
 from reward_server.endpoints.endpoint import Endpoint
+from reward_server.group_scorers import GroupScorer
+from reward_server.judge import JudgeScorer
 from reward_server.plane import Plane
 from reward_server.scorer import Scorer, Tally
 from reward_server.scorers_at_work import RemoteScorer
@@ -13,10 +15,10 @@ from reward_server.scorers_at_work import RemoteScorer
 Listed = pb.ListScorersResponse
 
 
-def of(plane: Plane) -> pb.ListScorersResponse:
+def of(plane: Plane, *, num_refused: int) -> pb.ListScorersResponse:
     """Every scorer that new items may go to."""
     listed = [_scorer(name, scorer, plane.tallies[name]) for name, scorer in plane.scorers.items()]
-    return Listed(scorers=listed, default_scorer=plane.default)
+    return Listed(scorers=listed, default_scorer=plane.default, num_refused=num_refused)
 
 
 def _scorer(name: str, scorer: Scorer, tally: Tally) -> pb.ListScorersResponse.Scorer:
@@ -29,7 +31,8 @@ def _scorer(name: str, scorer: Scorer, tally: Tally) -> pb.ListScorersResponse.S
         num_unscored_by_reason={str(reason): count for reason, count in tally.unscored.items()},
         kind=scorer.kind,
         num_cached=tally.num_cached,
-        endpoint=_endpoint(scorer.endpoint) if isinstance(scorer, RemoteScorer) else None,
+        compares=isinstance(scorer, GroupScorer),
+        endpoint=_endpoint(scorer.endpoint) if isinstance(scorer, (RemoteScorer, JudgeScorer)) else None,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, get_args
 
 Reason = Literal["timeout", "error", "non_finite", "unavailable", "refused", "bad_reference", "overloaded", "breaker_open"]
@@ -34,6 +35,7 @@ class Unscored:
 
 
 Outcome = Scored | Unscored
+Answered = Outcome | tuple[Outcome, ...]  # a tuple: of a whole group, one for each sample
 
 
 def checked(result: object) -> Outcome:
@@ -53,6 +55,25 @@ def checked(result: object) -> Outcome:
             return Unscored(f'a dict without the key "score", but {clean(", ".join(map(str, list(result)[:10])))}', "non_finite")
         return _with_parts(result["score"], {name: part for name, part in result.items() if name != "score"})
     return _with_parts(result, {})
+
+
+def checked_group(result: object, size: int) -> Answered:
+    """What a scorer of whole groups returned: a sequence with one result for each sample, each as in `checked`; or one Unscored for all."""
+    if isinstance(result, Unscored):
+        return _unscored(result)
+    if isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
+        return Unscored(f"a scorer of groups returned {type(result).__name__}, not a list of {size} results", "non_finite")
+    results = list(islice(result, size + 1))
+    if len(results) != size:
+        return Unscored(f"a scorer of groups returned {'more' if len(results) > size else 'fewer'} results than the {size} samples it was given", "error")
+    return tuple(map(checked, results))
+
+
+def of_each(answered: Answered, size: int) -> tuple[Outcome, ...]:
+    """One outcome for each sample of a group; a single one is that of all."""
+    if not isinstance(answered, tuple):
+        return (answered,) * size
+    return answered if len(answered) == size else (Unscored(f"{len(answered)} answers to {size} samples", "error"),) * size
 
 
 def clean(text: str) -> str:

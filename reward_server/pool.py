@@ -14,15 +14,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Hashable, Sequence
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from reward_server import channel, rules
 from reward_server.accounts import Account, Limits, ScorerSpec, Told
+from reward_server.environment import scrubbed
 from reward_server.fleet import Fleet
 from reward_server.lanes import Item, Lanes
-from reward_server.outcome import Outcome, Unscored
+from reward_server.outcome import Answered, Outcome, Unscored
 from reward_server.process import ScorerProcess
 from reward_server.rules import Verdict
 
@@ -39,16 +41,17 @@ class Pool:
     Example: `pool = Pool(specs, Limits(), folder=Path.cwd()); await pool.start(); pool.submit(...); await pool.stop()`
     """
 
-    def __init__(self, scorers: Sequence[ScorerSpec], limits: Limits, *, folder: Path) -> None:
+    def __init__(self, scorers: Sequence[ScorerSpec], limits: Limits, *, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.accounts = [Account(spec=spec) for spec in scorers]
         self._limits = limits
+        seen = scrubbed(os.environ) if environment is None else environment
         listed = [[spec.name, spec.use, spec.args, spec.limit_s] for spec in scorers]
         self._fleet = Fleet(
             hello=channel.encode([channel.SCHEMA, limits.memory_bytes, listed]),
             folder=folder,
             load_limit_s=limits.load_limit_s,
             wanted=self._num_wanted,
-            make=lambda: ScorerProcess(on_message=self._on_message, on_gone=self._on_gone),
+            make=lambda: ScorerProcess(environment=seen, on_message=self._on_message, on_gone=self._on_gone),
             on_ready=self._on_ready,
             on_failure=self._on_failure,
         )
@@ -64,7 +67,7 @@ class Pool:
         await self._fleet.start_first()
 
     def submit(
-        self, *, scorer: int, owner: Hashable, prompt: str, completion: str, fields: bytes, answer: Callable[[Outcome], None]
+        self, *, scorer: int, owner: Hashable, prompt: str, completion: str | list[str], fields: bytes, answer: Callable[[Answered], None]
     ) -> None:
         """Queues a call; `answer` is called once on this loop. Unbounded: the caller bounds what it has pending."""
         item = Item(seq=next(self._seqs), scorer=scorer, owner=owner, prompt=prompt, completion=completion, fields=fields, answer=answer)
@@ -79,6 +82,11 @@ class Pool:
             for item in gone:
                 item.gone = True
             process.cancel([item.seq for item in gone])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not len(self._lanes) and not self._busy
 
     async def stop(self) -> None:
         """Kills and reaps every process. Calls still queued are not answered."""
@@ -174,7 +182,7 @@ class Pool:
             self._idle.append(process)
             self._dispatch_soon()
 
-    def _conclude(self, item: Item, outcome: Outcome) -> None:
+    def _conclude(self, item: Item, outcome: Answered) -> None:
         if item.gone:
             return
         self.accounts[item.scorer].count(outcome)

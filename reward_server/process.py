@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,8 +31,13 @@ class ScorerProcess(asyncio.Protocol):
     """
 
     def __init__(
-        self, *, on_message: Callable[[ScorerProcess, list[Any]], None], on_gone: Callable[[ScorerProcess], None]
+        self,
+        *,
+        environment: Mapping[str, str],
+        on_message: Callable[[ScorerProcess, list[Any]], None],
+        on_gone: Callable[[ScorerProcess], None],
     ) -> None:
+        self._environment = environment  # without credentials
         self.unanswered: dict[int, Item] = {}  # by seq, in the order they were sent
         self.scorer = -1  # of the batch; -1: none yet
         self.batch_items = 0
@@ -60,7 +65,7 @@ class ScorerProcess(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         with theirs:
-            self._child = _spawn(theirs, write_end, folder)
+            self._child = _spawn(theirs, write_end, folder, self._environment)
         os.close(write_end)
         self._output, _ = await loop.connect_read_pipe(lambda: _Output(self.pid), os.fdopen(read_end, "rb", 0))
         self._line, _ = await loop.create_unix_connection(lambda: self, sock=ours)
@@ -156,10 +161,10 @@ class ScorerProcess(asyncio.Protocol):
         return self._child.returncode is not None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _spawn(line: socket.socket, output: int, folder: Path) -> subprocess.Popen[bytes]:
+def _spawn(line: socket.socket, output: int, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A fresh interpreter in the given folder: nothing is forked, so no lock or thread of ours is copied."""
     packages = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), packages]))
+    path = os.pathsep.join(filter(None, [environment.get("PYTHONPATH", ""), packages]))
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "reward_server.worker", str(line.fileno()), str(os.getpid())],
         pass_fds=(line.fileno(),),
@@ -167,7 +172,7 @@ def _spawn(line: socket.socket, output: int, folder: Path) -> subprocess.Popen[b
         stdout=output,
         stderr=subprocess.STDOUT,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**environment, "PYTHONPATH": path},
         start_new_session=True,
     )
 

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from reward_server import scorers
 
 ENTRY_POINTS = "headrace.scorers"
-ScoreFunction = Callable[[str, str, dict[str, Any]], Any]
+ScoreFunction = Callable[[str, Any, dict[str, Any]], Any]  # of prompt, completion (of a scorer of groups: a list of them), fields
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # "1" is no number, and 1 no truth value
 
 

@@ -9,8 +9,9 @@ from typing import Literal, Protocol
 
 from reward_server.outcome import Outcome, Reason, Unscored
 
-Kind = Literal["process", "http", "grpc", "combine"]
+Kind = Literal["process", "http", "grpc", "combine", "judge", "group"]
 Answer = Callable[[Outcome], None]
+GroupAnswer = Callable[[tuple[Outcome, ...]], None]  # one for each sample, in order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +26,24 @@ class Work:
     completion: str
     fields: bytes  # serialized Struct
     priority: int = 0  # the higher goes first where calls wait for a remote scorer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """All samples of one prompt, to be scored together.
+
+    Example: `Group(owner=call, prompt="1 + 1?", completions=("2", "3"), fields=b"")`
+    """
+
+    owner: Hashable
+    prompt: str
+    completions: tuple[str, ...]  # at least one
+    fields: bytes  # serialized Struct
+    priority: int = 0
+
+    def single(self, completion: str) -> Work:
+        """One sample by itself."""
+        return Work(owner=self.owner, prompt=self.prompt, completion=completion, fields=self.fields, priority=self.priority)
 
 
 class Scorer(Protocol):

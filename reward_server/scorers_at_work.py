@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from reward_server.cache.key import Scope
+from reward_server.config import ScorerConfig
 from reward_server.endpoints.endpoint import Endpoint
+from reward_server.outcome import Answered
 from reward_server.pool import Pool
 from reward_server.scorer import Answer, Kind, Scorer, Work
 
@@ -39,7 +42,8 @@ class ProcessScorer:
         return self.pool.accounts[self.index].is_deterministic
 
     def submit(self, work: Work, answer: Answer) -> None:
-        self.pool.submit(scorer=self.index, owner=work.owner, prompt=work.prompt, completion=work.completion, fields=work.fields, answer=answer)
+        answers = cast(Callable[[Answered], None], answer)  # of one completion there is one outcome
+        self.pool.submit(scorer=self.index, owner=work.owner, prompt=work.prompt, completion=work.completion, fields=work.fields, answer=answers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +69,21 @@ class ScorersAtWork:
     """
 
     def __init__(
-        self, scorers: Mapping[str, Scorer], *, pool: Pool | None, endpoints: Sequence[Endpoint], cached: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        scorers: Mapping[str, Scorer],
+        *,
+        pool: Pool | None,
+        endpoints: Sequence[Endpoint],
+        own_pools: Sequence[Pool] = (),
+        cached: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.scorers = scorers
         self.pool = pool  # None: no scorer runs in a process here
+        self.own_pools = own_pools  # of scorers that have a process to themselves
         self.endpoints = endpoints
         self.on_ask: Callable[[str, Work, Answer], None] = self._submit
+        self.sources: Mapping[str, ScorerConfig] = {}  # what each was made of
+        self.num_looking = 0  # items for which a cache is being asked before they come here
         self._cached = cached or {}
         self._scopes: dict[str, Scope | None] = {}
 
@@ -91,23 +104,31 @@ class ScorersAtWork:
             self._scopes[name] = Scope(name, scorer.version if isinstance(scorer, ProcessScorer) else "", self._cached[name]) if allowed else None
         return self._scopes[name]
 
+    def _pools(self) -> list[Pool]:
+        return [*self.own_pools] if self.pool is None else [self.pool, *self.own_pools]
+
     def _submit(self, name: str, work: Work, answer: Answer) -> None:
         self.scorers[name].submit(work, answer)
 
     async def start(self) -> None:
         """Raises ValueError in one line when scorers cannot be loaded. Endpoints need not be there: their calls wait and are tried again."""
-        if self.pool is not None:
-            await self.pool.start()
+        await asyncio.gather(*(pool.start() for pool in self._pools()))
 
     def forget(self, owner: Hashable) -> None:
         """Drops an owner's calls and stops the work on them."""
-        if self.pool is not None:
-            self.pool.forget(owner)
+        for pool in self._pools():
+            pool.forget(owner)
         for endpoint in self.endpoints:
             endpoint.forget(owner)
 
-    async def stop(self) -> None:
-        if self.pool is not None:
-            await self.pool.stop()
+    def is_idle(self, *, keep: Collection[Endpoint] = ()) -> bool:
+        """Whether nothing is left to be answered, endpoints that others use left out."""
+        return not self.num_looking and all(pool.is_idle for pool in self._pools()) and all(each.is_idle for each in self.endpoints if each not in keep)
+
+    async def stop(self, *, keep: Collection[Endpoint] = ()) -> None:
+        """Ends processes and calls, but for endpoints that others use, too."""
+        for pool in self._pools():
+            await pool.stop()
         for endpoint in self.endpoints:
-            await endpoint.stop()
+            if endpoint not in keep:
+                await endpoint.stop()

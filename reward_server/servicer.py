@@ -8,6 +8,7 @@ Both loops end together: when the caller goes, the handler is cancelled, its rea
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -17,13 +18,18 @@ import grpc
 from protos.reward.v1alpha1 import reward_pb2 as pb
 from protos.reward.v1alpha1 import reward_pb2_grpc
 from reward_server import listing
+from reward_server.outcome import Outcome
 from reward_server.plane import Plane
-from reward_server.scorer import Work
+from reward_server.scorer import Group, Work
 from reward_server.stream import ScoreStream
+from reward_server.wire import to_proto
 
 Requests = AsyncIterator[list[pb.ScoreRequest]]
 Write = Callable[[list[pb.ScoreResponse]], Awaitable[None]]
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+_STOPPING = "this reward server is stopping; send what is unanswered to another one, or again later"
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
@@ -34,6 +40,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     def __init__(self, plane: Plane, *, max_pending: int, max_pending_bytes: int) -> None:
         self._plane = plane
+        self.refused: Callable[[], int] = lambda: 0  # what the server in front has refused
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
         self._streams: set[ScoreStream] = set()
@@ -62,9 +69,39 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
         await self._serve((list(message.requests) async for message in request_iterator), write, context)
 
+    async def ScoreGroup(self, request: pb.ScoreGroupRequest, context: Context) -> pb.ScoreGroupResponse:
+        """See the contract."""
+        if not request.completions:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a group has no completions; send at least one")
+        began_s = time.monotonic()
+        name = request.scorer or self._plane.default
+        outcomes = await self._group_outcomes(name, request)
+        if outcomes is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+            raise AssertionError("abort raises")
+        return pb.ScoreGroupResponse(rewards=[to_proto(each, name) for each in outcomes], seconds=time.monotonic() - began_s)
+
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
         """See the contract."""
-        return listing.of(self._plane)
+        return listing.of(self._plane, num_refused=self.refused())
+
+    async def _group_outcomes(self, name: str, request: pb.ScoreGroupRequest) -> tuple[Outcome, ...] | None:
+        """One outcome for each completion; None: the server stops before they are there. The caller's end cancels the work."""
+        answered: asyncio.Future[tuple[Outcome, ...]] = asyncio.get_running_loop().create_future()
+        group = Group(
+            owner=answered,
+            prompt=request.prompt,
+            completions=tuple(request.completions),
+            fields=request.fields.SerializeToString(deterministic=True),
+            priority=request.priority,
+        )
+        if self._is_draining:
+            return None
+        self._plane.submit_group(name, group, lambda outcomes: None if answered.done() else answered.set_result(outcomes))
+        try:
+            return await answered
+        finally:
+            self._plane.forget(answered)
 
     async def _serve(self, requests: Requests, write: Write, context: Context) -> None:
         stream = ScoreStream(max_items=self._max_pending, max_bytes=self._max_pending_bytes)
@@ -79,7 +116,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             self._plane.forget(stream)
             self._streams.discard(stream)
         if self._is_draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this reward server is stopping; send what is unanswered to another one, or again later")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
 
     async def _read(self, requests: Requests, stream: ScoreStream) -> None:
         """Until the caller has no more: hands items to the plane as there is room."""

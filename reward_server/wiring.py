@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,29 +33,49 @@ from reward_server.endpoints.endpoint import Endpoint, Policy
 from reward_server.endpoints.grpc_dialect import GrpcDialect
 from reward_server.endpoints.hedging import HedgeRule
 from reward_server.endpoints.http_dialect import HttpClient, HttpDialect
+from reward_server.endpoints.judge_dialect import JudgeDialect
 from reward_server.endpoints.limiter import Limits
 from reward_server.endpoints.retrying import RetryRule
+from reward_server.environment import scrubbed
+from reward_server.group_config import GroupConfig, RankConfig
+from reward_server.group_scorers import ProcessGroupScorer, RankScorer, TournamentScorer
+from reward_server.judge import JudgeScorer
+from reward_server.judge_config import JudgeConfig
 from reward_server.plane import Caches
 from reward_server.pool import Pool
 from reward_server.scorer import Scorer
+from reward_server.scorers import OWN_PROCESS
 from reward_server.scorers_at_work import ProcessScorer, RemoteScorer, ScorersAtWork
 
+_JUDGE = set(JudgeConfig.model_fields) - set(RemoteConfig.model_fields)
 # What a score depends on: of two configurations that differ elsewhere the scores are the same.
-_DECIDES: dict[str, Any] = {"use": True, "args": True, "version": True, "http": {"urls", "format"}, "grpc": {"addresses", "scorer"}}
+_MODEL_LOADS = 5  # times load_limit_s: a model is read from a disk, functions are only imported
+_DECIDES: dict[str, Any] = {"use": True, "args": True, "version": True, "http": {"urls", "format"}, "grpc": {"addresses", "scorer"}, "judge": _JUDGE}
 
 
-def scorers(config: RewardConfig, folder: Path) -> ScorersAtWork:
-    """The scorers of a configuration; user modules are imported from `folder`, in processes. Raises ValueError for a secret that is not there."""
-    pool = _pool([each for each in config.scorers if each.use], config, folder)
+def scorers(config: RewardConfig, folder: Path, *, before: ScorersAtWork | None = None) -> ScorersAtWork:
+    """The scorers of a configuration; user modules are imported from `folder`, in processes. Raises ValueError for a secret that is not there.
+
+    before: scorers that these will replace; remote ones whose configuration is the same stay, with their limits, breakers and connections.
+    """
+    local = [each for each in config.scorers if each.use]
+    pool = _pool([each for each in local if each.use not in OWN_PROCESS], config, folder)
+    own = {each.name: _own_pool(each, config, folder) for each in local if each.use in OWN_PROCESS}
     made: dict[str, Scorer] = {}
     if pool is not None:
-        made.update({account.spec.name: ProcessScorer(pool=pool, index=index) for index, account in enumerate(pool.accounts)})
-    remotes = {each.name: _remote(each) for each in config.scorers if each.http or each.grpc}
-    cached = {each.name: each.model_dump(mode="json", include=_DECIDES) for each in config.scorers if each.deterministic and each.combine is None}
-    at_work = ScorersAtWork({**made, **remotes}, pool=pool, endpoints=[each.endpoint for each in remotes.values()], cached=cached)
+        whole = {each.name for each in local if each.whole_group}
+        for index, account in enumerate(pool.accounts):
+            made[account.spec.name] = (ProcessGroupScorer if account.spec.name in whole else ProcessScorer)(pool=pool, index=index)
+    made.update({name: ProcessScorer(pool=each, index=0) for name, each in own.items()})
+    remotes = {each.name: _kept(each, before) or _remote(each) for each in config.scorers if each.http or each.grpc or each.judge}
+    cached = {each.name: each.model_dump(mode="json", include=_DECIDES) for each in config.scorers if each.deterministic and not _asks_others(each)}
+    at_work = ScorersAtWork({**made, **remotes}, pool=pool, own_pools=list(own.values()), endpoints=[each.endpoint for each in remotes.values()], cached=cached)
+    at_work.sources = {each.name: each for each in config.scorers}
     combined = {each.name: each.combine for each in config.scorers if each.combine is not None}
     limits_s = {each.name: each.limit_s for each in config.scorers if each.combine is None}
-    return at_work.with_combined({name: _combined(combine, at_work.ask, _limit_s(name, combined, limits_s)) for name, combine in combined.items()})
+    made.update({name: _combined(combine, at_work.ask, _limit_s(name, combined, limits_s)) for name, combine in combined.items()})
+    grouped = {each.name: _grouped(each.group, at_work.ask, _limit_s(each.group.of, combined, limits_s)) for each in config.scorers if each.group}
+    return at_work.with_combined({**{name: made[name] for name in combined}, **grouped})
 
 
 def caches(config: CacheConfig) -> Caches:
@@ -70,7 +91,6 @@ def caches(config: CacheConfig) -> Caches:
 def _pool(local: list[ScorerConfig], config: RewardConfig, folder: Path) -> Pool | None:
     if not local:
         return None
-    specs = [ScorerSpec(name=each.name, use=each.use, args=each.args, limit_s=each.limit_s) for each in local]
     limits = PoolLimits(
         workers=config.workers,
         spares=config.spares,
@@ -79,7 +99,35 @@ def _pool(local: list[ScorerConfig], config: RewardConfig, folder: Path) -> Pool
         memory_bytes=config.memory_bytes,
         load_limit_s=config.load_limit_s,
     )
-    return Pool(specs, limits, folder=folder)
+    return Pool([_spec(each) for each in local], limits, folder=folder, environment=_environment(config))
+
+
+def _environment(config: RewardConfig) -> dict[str, str]:
+    """What scorer processes see: nothing that holds credentials, called like one or named as one in the configuration."""
+    remotes = [remote for each in config.scorers for remote in (each.http, each.grpc, each.judge) if remote is not None]
+    named = (config.security.token_env, config.cache.password_env, *(remote.token_env for remote in remotes))
+    return scrubbed(os.environ, named=named, keep=config.pass_env)
+
+
+def _own_pool(scorer: ScorerConfig, config: RewardConfig, folder: Path) -> Pool:
+    """One process that holds a model: no memory bound, no spare (it would load the model again), and no call of it is slow."""
+    limits = PoolLimits(workers=1, spares=0, max_slow=1, patience_s=math.inf, memory_bytes=0, load_limit_s=_MODEL_LOADS * config.load_limit_s)
+    return Pool([_spec(scorer)], limits, folder=folder, environment=_environment(config))
+
+
+def _spec(scorer: ScorerConfig) -> ScorerSpec:
+    return ScorerSpec(name=scorer.name, use=scorer.use, args=scorer.args, limit_s=scorer.limit_s)
+
+
+def _asks_others(scorer: ScorerConfig) -> bool:
+    """Or compares a whole group: what is kept is kept of the single scores that it asks for."""
+    return scorer.combine is not None or scorer.group is not None or scorer.whole_group
+
+
+def _grouped(group: GroupConfig, ask: Ask, limit_s: float) -> RankScorer | TournamentScorer:
+    if isinstance(group, RankConfig):
+        return RankScorer(of=group.of, ask=ask, limit_s=limit_s)
+    return TournamentScorer(of=group.of, ask=ask, limit_s=limit_s, opponents=group.opponents, both_orders=group.both_orders)
 
 
 def _combined(combine: CombineConfig, ask: Ask, limit_s: float) -> CombinedScorer:
@@ -108,7 +156,17 @@ def _limit_s(name: str, combined: Mapping[str, CombineConfig], limits_s: Mapping
     return sum(parts_s) if isinstance(combined[name], GateConfig) else max(parts_s)
 
 
-def _remote(config: ScorerConfig) -> RemoteScorer:
+def _kept(config: ScorerConfig, before: ScorersAtWork | None) -> RemoteScorer | JudgeScorer | None:
+    if before is None or before.sources.get(config.name) != config:
+        return None
+    scorer = before.scorers[config.name]
+    assert isinstance(scorer, RemoteScorer | JudgeScorer), "the same configuration makes the same kind"
+    return scorer
+
+
+def _remote(config: ScorerConfig) -> RemoteScorer | JudgeScorer:
+    if config.judge is not None:
+        return _judge(config, config.judge)
     if config.http is not None:
         return _http(config, config.http)
     assert config.grpc is not None, "one kind, checked by ScorerConfig"
@@ -125,6 +183,17 @@ def _grpc(config: ScorerConfig, grpc: GrpcConfig) -> RemoteScorer:
     security = Security(token=secret(f"scorer {config.name!r}: grpc", grpc.token_env, grpc.token_file), ca=grpc.ca)
     endpoint = Endpoint(config.name, GrpcDialect(scorer=grpc.scorer, security=security), grpc.addresses, policy(grpc, config.limit_s))
     return RemoteScorer(endpoint=endpoint, kind="grpc", description=f"asks {grpc.scorer or 'the default scorer'} of {', '.join(grpc.addresses)}")
+
+
+def _judge(config: ScorerConfig, judge: JudgeConfig) -> JudgeScorer:
+    client = HttpClient(token=secret(f"scorer {config.name!r}: judge", judge.token_env, judge.token_file), ca=judge.ca)
+    try:
+        dialect = JudgeDialect(client, judge)
+    except ValueError as error:
+        raise ValueError(f"scorer {config.name!r}: judge: {error}") from None
+    endpoint = Endpoint(config.name, dialect, judge.urls, policy(judge, config.limit_s))
+    description = f"asks {judge.model} at {', '.join(judge.urls)}" + (f", {judge.votes} votes by {judge.reduce}" if judge.votes > 1 else "")
+    return JudgeScorer(endpoint=endpoint, description=description, votes=judge.votes, reduce=judge.reduce, quorum=judge.quorum or judge.votes // 2 + 1)
 
 
 def policy(config: RemoteConfig, limit_s: float) -> Policy:

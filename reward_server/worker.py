@@ -21,11 +21,12 @@ from functools import partial
 from typing import Any
 
 from reward_server import channel, fields, registry
-from reward_server.outcome import Outcome, Unscored, checked, clean
+from reward_server.outcome import Answered, Unscored, checked, checked_group, clean
 
 BEAT_S = 0.1
 LONG_S = 0.05  # after a sync call of so long it is worth a look whether the next ones have been cancelled
 _PR_SET_PDEATHSIG = 1
+Completion = str | list[str]  # a list: a whole group
 
 
 def main() -> None:
@@ -37,7 +38,8 @@ def main() -> None:
     received = inbox.all()
     schema, memory_bytes, scorers = next(received)
     assert schema == channel.SCHEMA, f"service speaks schema {schema}, this process {channel.SCHEMA}"
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    if memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     try:
         calls = [_Scorer(inbox, index, *scorer) for index, scorer in enumerate(scorers)]
     except ValueError as error:
@@ -68,10 +70,10 @@ class _Scorer:
         self._inbox = inbox
         self._index = index
         self._limit_s = limit_s
-        self._running: dict[int, asyncio.Task[Outcome]] = {}  # async calls by seq
+        self._running: dict[int, asyncio.Task[Answered]] = {}  # async calls by seq
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def answer_all(self, items: list[tuple[int, str, str, bytes]]) -> None:
+    def answer_all(self, items: list[tuple[int, str, Completion, bytes]]) -> None:
         """Answers each item of a batch."""
         if self.loaded.is_async:
             self._own_loop().run_until_complete(self._together(items))
@@ -94,17 +96,17 @@ class _Scorer:
             seqs.update(self._inbox.waiting.popleft()[1])
         return seqs
 
-    def _one(self, prompt: str, completion: str, data: bytes) -> Outcome:
+    def _one(self, prompt: str, completion: Completion, data: bytes) -> Answered:
         """Calls a sync function. Whatever it raises is an outcome, SystemExit and MemoryError too."""
         try:
             result = self.loaded.call(prompt, completion, fields.decode(data))
             if inspect.isawaitable(result):  # a plain function that returns a coroutine
                 result = self._own_loop().run_until_complete(_awaited(result))
-            return checked(result)
+            return _judged(result, completion)
         except BaseException as error:  # the supervised edge: the service counts it
             return _raised(error)
 
-    async def _together(self, items: list[tuple[int, str, str, bytes]]) -> None:
+    async def _together(self, items: list[tuple[int, str, Completion, bytes]]) -> None:
         """Runs the calls of an async function side by side, and those that come meanwhile, with signs of life."""
         loop = asyncio.get_running_loop()
         beat = loop.create_task(self._beat())
@@ -118,12 +120,12 @@ class _Scorer:
             loop.remove_reader(self._inbox.connection)
             beat.cancel()
 
-    def _begin(self, items: list[tuple[int, str, str, bytes]]) -> None:
+    def _begin(self, items: list[tuple[int, str, Completion, bytes]]) -> None:
         for seq, prompt, completion, data in items:
             self._running[seq] = asyncio.get_running_loop().create_task(self._one_async(prompt, completion, data))
             self._running[seq].add_done_callback(partial(self._finish, seq))
 
-    def _finish(self, seq: int, task: asyncio.Task[Outcome]) -> None:
+    def _finish(self, seq: int, task: asyncio.Task[Answered]) -> None:
         """Answers an async call; one that was cancelled before its first step has no outcome of its own."""
         del self._running[seq]
         self._answer(seq, Unscored("cancelled before it was made", "unavailable") if task.cancelled() else task.result())
@@ -147,10 +149,10 @@ class _Scorer:
                 for task in filter(None, map(self._running.get, items)):
                     task.cancel()
 
-    async def _one_async(self, prompt: str, completion: str, data: bytes) -> Outcome:
+    async def _one_async(self, prompt: str, completion: Completion, data: bytes) -> Answered:
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                return checked(await self.loaded.call(prompt, completion, fields.decode(data)))
+                return _judged(await self.loaded.call(prompt, completion, fields.decode(data)), completion)
         except BaseException as error:  # the supervised edge: the service counts it
             return Unscored(f"no answer within limit_s={self._limit_s:g}", "timeout") if limit.expired() else _raised(error)
 
@@ -165,8 +167,12 @@ class _Scorer:
             self._loop = asyncio.new_event_loop()
         return self._loop
 
-    def _answer(self, seq: int, outcome: Outcome) -> None:
+    def _answer(self, seq: int, outcome: Answered) -> None:
         self._inbox.connection.sendall(channel.encode(channel.answer(seq, outcome)))
+
+
+def _judged(result: object, completion: Completion) -> Answered:
+    return checked(result) if isinstance(completion, str) else checked_group(result, len(completion))
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:

@@ -14,9 +14,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -31,6 +31,7 @@ from rollout_server.engine import Delta, EngineUnavailableError, SamplingSpec
 from rollout_server.replica import Replica
 from rollout_server.scoring import Scoring
 from rollout_server.submitting import Submitting
+from rollout_server.together import GroupScoring, Rewards, Together
 from rollout_server.tokens import Tokens
 from rollout_server.wire import FINISH, sampling_spec, version_spans
 
@@ -47,6 +48,7 @@ class _Group:
 
     lease: learner_pb2.Lease
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # by sample_index
+    together: Together | None = None  # None: each sample is scored by itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +64,14 @@ class Actor:
     """`who()`: current identity; None while the replica does not attend."""
 
     def __init__(
-        self, *, stub: Any, replica: Replica, tokens: Tokens, scoring: Scoring, submitting: Submitting, who: Callable[[], Who | None]
+        self, *, stub: Any, replica: Replica, tokens: Tokens, scoring: Scoring, submitting: Submitting, who: Callable[[], Who | None],
+        group_scoring: GroupScoring | None = None,
     ) -> None:
         self._stub = stub
         self._replica = replica
         self._tokens = tokens
         self._scoring = scoring
+        self._group_scoring = group_scoring  # None: each sample is scored by itself
         self._submitting = submitting
         self._who = who
         self._groups: dict[str, _Group] = {}
@@ -143,10 +147,11 @@ class Actor:
         return list(response.leases)
 
     def _take(self, lease: learner_pb2.Lease) -> None:
-        self._group_size = max(1, lease.group_size)
+        if lease.purpose != learner_pb2.LEASE_PURPOSE_EVALUATION:  # rooms are counted in training groups
+            self._group_size = max(1, lease.group_size)
         group = self._groups.get(lease.group_id)
         if group is None:
-            group = self._groups[lease.group_id] = _Group(lease=lease)
+            group = self._groups[lease.group_id] = _Group(lease=lease, together=self._together(lease))
         group.lease = lease
         for index in range(lease.group_size):
             if index not in lease.done and index not in group.tasks:
@@ -155,7 +160,19 @@ class Actor:
                 task.add_done_callback(lambda _, index=index: self._ended(group, index))  # type: ignore[misc]
         self._leave_if_done(group)
 
+    def _together(self, lease: learner_pb2.Lease) -> Together | None:
+        client = self._group_scoring
+        if client is None:
+            return None
+
+        def score(completions: list[str]) -> Awaitable[Rewards]:
+            return client.score(scorer=self._scoring.scorer, prompt=lease.prompt_text, completions=completions, fields=lease.fields)
+
+        return Together(lease.group_size, done=lease.done, score=score)
+
     def _ended(self, group: _Group, index: int) -> None:
+        if group.together is not None:
+            group.together.ended(index)
         self._drawing.discard((group.lease.group_id, index))
         self._leave_if_done(group)
 
@@ -178,6 +195,8 @@ class Actor:
     async def _produce(self, group: _Group, index: int) -> None:
         lease = group.lease
         spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index))
+        if index in lease.greedy:
+            spec = replace(spec, temperature=0.0, top_p=1.0, top_k=0)
         prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
         start_s = time.monotonic()
         last = await self._draw(group, index, prompt_ids, spec)
@@ -187,11 +206,20 @@ class Actor:
             return
         generate_s = time.monotonic() - start_s
         text = self._tokens.text(last.token_ids)
-        reward, score_s = await self._scoring.score(prompt=lease.prompt_text, completion=text, fields=lease.fields)
+        scored = await self._reward(group, index, text)
+        if scored is None:
+            return
+        reward, score_s = scored
         trajectory = self._trajectory(lease, index, last)
         trajectory.reward.CopyFrom(reward)
         trajectory.text, trajectory.generate_s, trajectory.score_s = text, generate_s, score_s
         await self._submit(group, trajectory)
+
+    async def _reward(self, group: _Group, index: int, text: str) -> tuple[pb.Reward, float] | None:
+        """The reward and its seconds; None: the sample's group was given up."""
+        if group.together is not None:
+            return await group.together.reward(index, text)
+        return await self._scoring.score(prompt=group.lease.prompt_text, completion=text, fields=group.lease.fields)
 
     async def _draw(self, group: _Group, index: int, prompt_ids: list[int], spec: SamplingSpec) -> Delta | None:
         """The whole completion; again from the start when the engine dies. None when a drain came first."""

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from protos.security import SecurityConfig
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -39,7 +41,9 @@ class RolloutConfig(BaseModel):
     deltas: bool = Field(True, description="fetch only what has changed since the version that lies in mirror_dir")
     peers: bool = Field(False, description="fetch from replicas that the learner names, and serve others: what was fetched is kept")
     exit_when_finished: bool = Field(True, description="leave with 0 when the learner says the run is over")
+    security: SecurityConfig = SecurityConfig()
     score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")
+    score_groups: bool = Field(False, description="score the samples of a prompt together, once all are drawn: for scorers that compare them")
 
     @model_validator(mode="after")
     def _contradictions(self) -> RolloutConfig:

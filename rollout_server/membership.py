@@ -158,7 +158,7 @@ class Membership:
         self._said_away = False
         self._run_id = welcome.run_id
         self._welcomed(welcome)
-        driver.welcome(welcome.newest_version)
+        driver.welcome(welcome.newest_version, welcome.push_deadline_s)
         self._who = Who(replica_id=hello.replica_id, incarnation=hello.incarnation, run_id=welcome.run_id)
 
     # --- the loops of a session; the first that ends ends it

@@ -51,9 +51,10 @@ class _Server:
 class Scoring:
     """Scores by any of several servers. `run` keeps the streams; `score` may be called before it and waits."""
 
-    def __init__(self, addresses: Sequence[str], *, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], *, timeout_s: float, security: rpc.Security = rpc.OPEN) -> None:
         self._servers = [_Server(address=address) for address in addresses]
         self._timeout_s = timeout_s
+        self._security = security
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._serial = itertools.count()
         self.scorer = ""  # the learner names it in its Welcome; empty: the server's default
@@ -91,7 +92,7 @@ class Scoring:
     async def _keep(self, server: _Server) -> None:
         """Opens the stream again and again."""
         wait_s = _FIRST_WAIT_S
-        async with rpc.channel(server.address) as channel:
+        async with rpc.channel(server.address, self._security) as channel:
             stub = reward_pb2_grpc.RewardServiceStub(channel)
             while True:
                 try:

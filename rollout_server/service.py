@@ -17,6 +17,7 @@ import grpc
 from protos import identity, rpc
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
+from protos.security import resolve
 from protos.weights.folder import Place
 from protos.weights.mirror import Mirror
 from rollout_server.actor import Actor
@@ -27,6 +28,7 @@ from rollout_server.replica import CHECK_S, Replica
 from rollout_server.scoring import Scoring
 from rollout_server.servicer import RolloutServicer
 from rollout_server.submitting import Submitting
+from rollout_server.together import GroupScoring
 from rollout_server.tokens import Tokens
 from rollout_server.weights.driver import UpdateDriver
 from rollout_server.weights.fetching import FolderSource, LearnerSource, Source
@@ -50,9 +52,13 @@ class Service:
         self._stopping = asyncio.Event()
         self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
         self.actor: Actor | None = None
+        self._security = resolve(config.security, address=config.address)
         self.mirror = Mirror(Path(config.mirror_dir) / f"headrace-mirror-{self._replica_id}-{self._incarnation}")
-        servicer = RolloutServicer(self.replica, self._tokens, mirror=self.mirror, replica_id=self._replica_id, model=config.model, learner=config.learner)
-        self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)])
+        servicer = RolloutServicer(
+            self.replica, self._tokens, mirror=self.mirror, replica_id=self._replica_id, model=config.model, learner=config.learner,
+            refused=lambda: self.server.guard.num_refused,
+        )  # fmt: skip
+        self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)], self._security)
 
     @property
     def address(self) -> str:
@@ -136,7 +142,7 @@ class Service:
         def fetch(request: learner_pb2.FetchWeightsRequest) -> Any:
             return stub.FetchWeights(request, timeout=rpc.deadline_s("FetchWeights"))
 
-        return LearnerSource(self.mirror, fetch, peers=self._config.peers, deltas=self._config.deltas)
+        return LearnerSource(self.mirror, fetch, peers=self._config.peers, deltas=self._config.deltas, security=self._security)
 
     async def _follow_folder(self) -> None:
         """Without a learner: serves the newest version on the shared path, for ever."""
@@ -155,7 +161,7 @@ class Service:
 
     async def _until_another_run(self) -> None:
         """Goes on serving the last weights of a finished run; returns once a learner with a run to do answers."""
-        async with rpc.channel(self._config.learner) as channel:
+        async with rpc.channel(self._config.learner, self._security) as channel:
             stub = learner_pb2_grpc.LearnerServiceStub(channel)
             while True:
                 with suppress(grpc.aio.AioRpcError):
@@ -166,9 +172,12 @@ class Service:
 
     async def _attend_one(self) -> None:
         async with AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(rpc.channel(self._config.learner))
+            channel = await stack.enter_async_context(rpc.channel(self._config.learner, self._security))
             stub = learner_pb2_grpc.LearnerServiceStub(channel)
-            scoring = Scoring(self._config.rewards, timeout_s=self._config.score_timeout_s)
+            scoring = Scoring(self._config.rewards, timeout_s=self._config.score_timeout_s, security=self._security)
+            grouped = GroupScoring(self._config.rewards, timeout_s=self._config.score_timeout_s, security=self._security) if self._config.score_groups else None
+            if grouped is not None:
+                stack.push_async_callback(grouped.close)
             submitting = Submitting(stub)
 
             def welcomed(welcome: learner_pb2.Welcome) -> None:
@@ -178,7 +187,7 @@ class Service:
                 source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
             )  # fmt: skip
             self.actor = Actor(
-                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who
+                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who, group_scoring=grouped
             )  # fmt: skip
             attending = asyncio.create_task(membership.attend())
             acting = asyncio.create_task(self.actor.run())

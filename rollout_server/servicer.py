@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -28,13 +28,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    def __init__(self, replica: Replica, tokens: Tokens, *, mirror: Mirror, replica_id: str, model: str, learner: str) -> None:
+    def __init__(self, replica: Replica, tokens: Tokens, *, mirror: Mirror, replica_id: str, model: str, learner: str, refused: Callable[[], int] = lambda: 0) -> None:
         self._mirror = mirror
         self._replica = replica
         self._tokens = tokens
         self._replica_id = replica_id
         self._model = model
         self._learner = learner
+        self._refused = refused  # what the server in front has refused
         self._serial = itertools.count()
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
 
@@ -99,7 +100,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         response = pb.GetStatusResponse(
             replica_id=self._replica_id, state=state, detail=replica.detail, model=self._model, learner=self._learner,
             loaded_version=replica.engine.loaded_version, num_running=replica.num_running,
-            num_tokens=replica.engine.stats().num_tokens,
+            num_tokens=replica.engine.stats().num_tokens, num_refused=self._refused(),
         )  # fmt: skip
         if replica.life:
             response.engine, response.max_model_len = replica.engine.info.name, replica.engine.info.max_model_len

@@ -83,7 +83,7 @@ class VllmEngine:
         self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments)
         self._accounting = Accounting(self._engine)
         workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
-        await self._choose_apply()
+        await self._choose_apply(self._config.apply)
         model_config = self._engine.model_config
         self._info = EngineInfo(
             name=f"vllm {version}",
@@ -94,10 +94,14 @@ class VllmEngine:
             visible_device_uuids=tuple(sorted(set.intersection(*(set(worker["visible"]) for worker in workers)))),
         )
 
-    async def _choose_apply(self) -> None:
+    async def use_loader(self) -> None:
+        """From now on updates go through the engine's loader, as with apply: loader."""
+        await self._choose_apply("loader")
+
+    async def _choose_apply(self, apply: str) -> None:
         """Copies straight into the parameters where that is proved right on this model, else the engine's loader; says which."""
         shapes = {name: list(shape) for name, shape in self._expected}
-        reasons = await self._rpc("headrace_prepare", str(self._folder), shapes, self._config.apply == "auto", timeout_s=600.0)
+        reasons = await self._rpc("headrace_prepare", str(self._folder), shapes, apply == "auto", timeout_s=600.0)
         self.apply_reason = next((reason for reason in reasons if reason), "")
         logger.info("updates are applied by %s", f"the engine's loader: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.ipc import visible_devices
 from protos.weights.landing import Landing
 from protos.weights.layout import Engine, engine_of, place_of
 from protos.weights.staging import Keep, VerifiedStaging
-from rollout_server.process import die_with_multiprocessing_parent
 from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
 
 die_with_multiprocessing_parent()

@@ -64,15 +64,17 @@ def validate(file: Annotated[Path, typer.Argument(help="Run file.")], sets: Sets
 def status(
     target: Annotated[str, typer.Argument(metavar="[ADDRESS|RUN_DIR]", help="HOST:PORT of a learner, or a run folder.")] = "127.0.0.1:7430",
     watch: Annotated[bool, typer.Option(help="Again every two seconds until the run is over.")] = False,
+    ca: Annotated[Path | None, typer.Option(help="Certificates to check the learner's against; a run folder knows its own.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the learner's token; as above.")] = None,
 ) -> None:
     """What a running run is doing: account, versions, staleness, replicas.
 
     Example: headrace status runs/first --watch
     """
-    from deploy.status import address_of, fetch, lines
+    from deploy.status import address_of, fetch, lines, security_of
 
     while True:
-        answer = asyncio.run(fetch(address_of(target)))
+        answer = asyncio.run(fetch(address_of(target), security_of(target, ca=ca, token_file=token_file)))
         typer.echo("\n".join(lines(answer)) + ("\n" if watch else ""))
         if not watch or answer.finished:
             return

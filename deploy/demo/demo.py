@@ -120,6 +120,7 @@ def run_content(options: Options, stop_token_ids: tuple[int, ...]) -> dict[str, 
         },
         "rollout": {
             "max_model_len": 256,
+            "max_num_seqs": 16,  # two groups at once: sampling lasts about as long as training, so that some updates meet samples half-way
             "kv_cache_bytes": 512 << 20,
             "threads": 1,
             "seed": options.seed,

@@ -6,7 +6,7 @@ a restarted gateway is the newest cut's `state()` plus the journal's records aft
     data           rules, restart           what is kept of each data set; restart: the data are others, unfinished groups are dropped
     opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size and pick where they are not plain
     leased_again   seq, lease
-    submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""
+    submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""; kept: why it might have been
     released       given_back, failed, dropped                         leases that ended unfulfilled: seqs; dropped: out of attempts
     dropped        groups, reason
     planned        step, groups, tokens, dropped                       dropped: seqs left behind by a rollback
@@ -66,6 +66,7 @@ class Account:
         self.step = self.lineage = self.covered = 0
         self.published = False
         self.next_seq = self.num_trained = self.drops_in_row = 0
+        self.flat_in_step = self.num_kept_flat = 0  # groups without signal: dropped since the last plan, and kept in all
         self.dropped: dict[str, int] = {}
         self.tokens_by_staleness: dict[int, int] = {}
         self.history = History()
@@ -121,9 +122,9 @@ class Account:
         self.unheld.discard(group.seq)
 
     def _apply_submitted(self, record: Record) -> None:
-        self.add_sample(self.groups[record["seq"]], record["sample_index"], SampleFacts.from_record(record["facts"]), record["dropped"])
+        self.add_sample(self.groups[record["seq"]], record["sample_index"], SampleFacts.from_record(record["facts"]), record["dropped"], kept=record.get("kept", ""))
 
-    def add_sample(self, group: Group, sample_index: int, facts: SampleFacts, dropped: str) -> None:
+    def add_sample(self, group: Group, sample_index: int, facts: SampleFacts, dropped: str, *, kept: str = "") -> None:
         """What a "submitted" record means, for whoever has its facts at hand: they need not be read back from the record just made."""
         group.samples[sample_index] = facts
         if len(group.samples) < group.size:
@@ -134,6 +135,8 @@ class Account:
         self.waiting.add(group.seq)
         if dropped:
             self._drop([group.seq], dropped)
+        elif kept:
+            self.num_kept_flat += 1  # says nothing of the prompts' worth, so the row of drops goes on
         else:
             self.drops_in_row = 0
 
@@ -152,6 +155,7 @@ class Account:
         self._drop(record["dropped"], "rolled_back")
         self.active = Plan.from_state([record["step"], record["groups"], record["tokens"]])
         self.replays.pop(self.active.step, None)
+        self.flat_in_step = 0
         for seq in self.active.groups:
             self.groups[seq].place = "planned"
             self.waiting.discard(seq)
@@ -226,6 +230,7 @@ class Account:
             self.unheld.discard(seq)
             self.waiting.discard(seq)
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
+            self.flat_in_step += reason == "zero_signal"
             self.drops_in_row += reason not in ("rolled_back", "data_changed")
 
     def state(self) -> dict[str, Any]:
@@ -254,7 +259,7 @@ class Account:
         account = cls(state["group_size"])
         account.versions = Versions.from_state(state["versions"])
         for name in _PLAIN:
-            setattr(account, name, state[name])
+            setattr(account, name, state[name] if name in state or name not in _LATER else 0)
         account.dropped = dict(state["dropped"])
         account.tokens_by_staleness = dict(state["tokens_by_staleness"])
         if "history" in state:
@@ -269,4 +274,5 @@ class Account:
         return account
 
 
-_PLAIN = ("step", "lineage", "covered", "published", "next_seq", "num_trained", "drops_in_row")
+_PLAIN = ("step", "lineage", "covered", "published", "next_seq", "num_trained", "drops_in_row", "flat_in_step", "num_kept_flat")
+_LATER = ("flat_in_step", "num_kept_flat")  # not in the oldest states: nothing was counted then

@@ -26,6 +26,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 logger = logging.getLogger("headrace.learner.attendance")
 
 MAX_QUEUED_ORDERS = 64
+_NEVER = "says that it has loaded"
 Write = Callable[[pb.AttendResponse], Awaitable[None]]
 
 
@@ -64,13 +65,16 @@ class Session:
 class Attendance:
     """The replica table and its streams. `lost`, `reported` and `changed` are called on the event loop."""
 
-    def __init__(self, identity: Identity, *, heartbeat_s: float, silence_s: float, scorer: str, newest_version: Callable[[], int]) -> None:
+    def __init__(self, identity: Identity, *, heartbeat_s: float, silence_s: float, scorer: str, newest_version: Callable[[], int], last_version: Callable[[], int], push_deadline_s: float = 0.0) -> None:
+        """newest_version: what can be fetched now. last_version: the highest number that was ever published; nobody can have a higher one.
+        push_deadline_s: of an epoch, for replicas to be as patient."""
         self.identity = identity
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._scorer = scorer
-        self._newest_version = newest_version
+        self._newest_version, self._last_version, self._push_deadline_s = newest_version, last_version, push_deadline_s
         self._sessions: dict[str, Session] = {}
+        self._alone_since_s: float | None = asyncio.get_running_loop().time()  # None: somebody attends
         self.replicas: dict[str, Replica] = {}  # known ones, attending or not, by replica_id
         self.lost: list[Callable[[str, int], None]] = []  # (replica_id, incarnation)
         self.reported: list[Callable[[Replica, pb.UpdateReport], None]] = []
@@ -99,6 +103,11 @@ class Attendance:
         """The attending replica in exactly this life, if it attends."""
         replica = self.replicas.get(replica_id)
         return replica if replica and replica.attending and replica.claim.incarnation == incarnation else None
+
+    @property
+    def alone_s(self) -> float:
+        """For how long nobody has attended; 0 while somebody does."""
+        return 0.0 if self._alone_since_s is None else asyncio.get_running_loop().time() - self._alone_since_s
 
     def attending(self) -> list[Replica]:
         """Attending replicas by replica_id."""
@@ -162,6 +171,7 @@ class Attendance:
         session = Session(replica)
         self.replicas[claim.replica_id] = replica
         self._sessions[claim.replica_id] = session
+        self._alone_since_s = None
         logger.info("replica %s attends (incarnation %d, %s)", claim.replica_id, claim.incarnation, claim.address)
         return session
 
@@ -184,7 +194,7 @@ class Attendance:
             beat = request.heartbeat
             could = replica.may_lease
             replica.heartbeat(
-                state=beat.state, loaded_version=beat.loaded_version, num_running=beat.num_running,
+                state=beat.state, loaded_version=self._believed(replica, beat.loaded_version), num_running=beat.num_running,
                 num_free=beat.num_free, num_tokens=beat.num_tokens, idle_s=beat.idle_s,
             )  # fmt: skip
             if replica.may_lease and not could:
@@ -193,9 +203,21 @@ class Attendance:
             self._report(replica, request.update_report)
         return bool(kind == "goodbye")
 
+    def _believed(self, replica: Replica, version: int) -> int:
+        """The version that a replica says it has; 0, as of none, for one that was never published: it is pushed to and lent nothing."""
+        last = self._last_version()
+        if version <= last:
+            return version
+        if not replica.detail.startswith(_NEVER):
+            replica.detail = f"{_NEVER} version {version}, the newest published is {last}: counted as none"
+            logger.warning("replica %s %s", replica.claim.replica_id, replica.detail)
+        return 0
+
     def _report(self, replica: Replica, report: pb.UpdateReport) -> None:
         if report.state:
             replica.state = report.state
+        if self._believed(replica, report.version) != report.version:
+            return  # of no version of this run
         if report.phase == pb.UPDATE_PHASE_LOADED:
             replica.loaded_version = max(replica.loaded_version, report.version)
             _call(self.changed)
@@ -217,6 +239,8 @@ class Attendance:
             return
         del self._sessions[replica.claim.replica_id]
         replica.attending = False
+        if not self._sessions:
+            self._alone_since_s = asyncio.get_running_loop().time()
         logger.info("replica %s left: %s", replica.claim.replica_id, session.error or "its stream ended")
         for listener in self.lost:
             listener(*replica.member)
@@ -228,6 +252,7 @@ class Attendance:
             heartbeat_s=self._heartbeat_s,
             silence_s=self._silence_s,
             scorer=self._scorer,
+            push_deadline_s=self._push_deadline_s,
         )
 
 

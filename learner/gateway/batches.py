@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ from protos import faultpoints
 
 logger = logging.getLogger("headrace.learner.batches")
 CLOCK_S = 0.5  # how often a waiting decision looks at the clock
+LAST_TRIES = 3  # of the cut that a run ends with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +52,14 @@ class Decision:
 class Batches:
     """num_steps: policy steps of the whole run. `is_over()`: whether the time is up or the run was finished.
 
-    ask_cut: set by the feed; journals that a cut of the newest step is wanted.
+    `may_end(policy_step)`: whether nothing keeps the run from ending at its last step, as an evaluation does.
+    alone_s: how long a batch is waited for with no replica; None: for ever. ask_cut: set by the feed; journals that a cut of the newest step is wanted.
     """
 
     def __init__(
         self, books: Books, attendance: Attendance, shelf: Shelf, saving: Saving,
-        *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool],
+        *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool], alone_s: float | None = None,
+        may_end: Callable[[int], bool] = lambda _: True,
     ) -> None:  # fmt: skip
         self._books = books
         self._attendance = attendance
@@ -64,11 +68,14 @@ class Batches:
         self._seed = seed
         self._shuffle_rewards = shuffle_rewards
         self._is_over = is_over
+        self._may_end = may_end
+        self._alone_s = alone_s
         self._saving = saving
         self.ask_cut: Callable[[], Awaitable[None]] | None = None
         self._meter = Meter()
         self._decisions: dict[int, asyncio.Task[Decision]] = {}
         self._leaving: set[int] = set()
+        self._last_tries = 0
 
     async def take(self, policy_step: int, *, num_ranks: int, leaving: bool = False) -> Decision:
         """The decision of a step that is due, or becomes due with the next publication. Raises Refused FAILED_PRECONDITION or ABORTED."""
@@ -87,6 +94,8 @@ class Batches:
         for step in [step for step in self._decisions if before is None or step < before]:
             self._decisions.pop(step).cancel()
         self._leaving = {step for step in self._leaving if before is not None and step >= before}
+        if before is None:
+            self._last_tries = 0  # a new trainer comes after whoever made room
 
     def saved(self, policy_step: int) -> None:
         """A save of this step has ended, well or not: who was told to save first may ask again."""
@@ -100,15 +109,50 @@ class Batches:
         while True:
             if ledger.published is not None and ledger.step == policy_step:
                 if ledger.exhausted:
-                    raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted)
+                    raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted + _words(self._books.unusable))
+                if self._books.unscored.words:
+                    raise Refused(grpc.StatusCode.ABORTED, self._books.unscored.words)
                 if self._is_end(policy_step):
-                    return self._decision(policy_step, None, num_ranks, loop.time() - asked_s)
-                if (order := await self._order(policy_step, num_ranks, loop.time() - asked_s)) is not None:
+                    over = self._may_end(policy_step)
+                    if (end := await self._end(policy_step, num_ranks, loop.time() - asked_s)) is not None and (over or end.save_first):
+                        return end
+                    if policy_step in self._leaving and (order := await self._order(policy_step, num_ranks, 0.0)) is not None:
+                        return order
+                elif (order := await self._order(policy_step, num_ranks, loop.time() - asked_s)) is not None:
                     return order
-                if not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
+                elif not self._saving.alarm and (plan := await self._form(policy_step)) is not None:
                     faultpoints.point("after_plan_before_answer")
                     return self._decision(policy_step, plan, num_ranks, loop.time() - asked_s)
+                elif (alone := self._alone()) and (cut := await self._end(policy_step, num_ranks, 0.0)) is not None:
+                    if cut.save_first:
+                        return cut
+                    raise Refused(grpc.StatusCode.ABORTED, alone)
             await self._books.bell.wait(CLOCK_S)
+
+    async def _end(self, policy_step: int, num_ranks: int, waited_s: float) -> Decision | None:
+        """The end of the run, once its last policy has its cut; before that the order to make one. None: one is being made, or a failed
+        one is tried again in a while. Raises Refused ABORTED when that failed too often."""
+        if self._saving.has_cut(policy_step):
+            return self._decision(policy_step, None, num_ranks, waited_s)
+        if not self._saving.was_asked(policy_step):
+            if not self._saving.may_try():
+                return None
+            if self._last_tries == LAST_TRIES:
+                raise Refused(grpc.StatusCode.ABORTED, self._saving.without_last_cut(policy_step, LAST_TRIES))
+            self._last_tries += 1
+            assert self.ask_cut is not None
+            await self.ask_cut()
+        return Decision(policy_step=policy_step, end_of_run=False, table=(), stats=NO_STATS, save_first=True)
+
+    def _alone(self) -> str:
+        """Why nothing will come any more; "" while something may. A slow replica is no absent one: it beats."""
+        alone_s = self._attendance.alone_s
+        if self._alone_s is None or alone_s < self._alone_s:
+            return ""
+        return (
+            f"no rollout server has attended for {alone_s / 60:.1f} minutes, more than lease.alone_minutes={self._alone_s / 60:g}, and a batch is waited for: start one with this learner's address "
+            "(its log says why it left), then the same command again, which goes on from the newest cut; or set alone_minutes to null to wait for ever"
+        )
 
     async def _order(self, policy_step: int, num_ranks: int, waited_s: float) -> Decision | None:
         """What the ranks are to do instead of training: leave, or save a cut, or both. While a cut is wanted that cannot be tried yet,
@@ -184,3 +228,12 @@ def shuffled(rows: list[Row], seed: int) -> list[Row]:
             row = replace(row, facts=replace(row.facts, reward=reward, reward_parts=parts))
         result.append(row)
     return result
+
+
+def _words(unusable: Counter[str]) -> str:
+    """What is said of samples that could not be trained on; nothing where there were none."""
+    if not unusable:
+        return ""
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in unusable.most_common())
+    away = "; unscored_unavailable means that no reward server answered: see to the reward servers" if "unscored_unavailable" in unusable else ""
+    return f" (unusable samples so far: {reasons}{away})"

@@ -37,6 +37,10 @@ class MeasuredPasses:
         self._counts: Counter[Class] = Counter()
         self._outside: list[tuple[int, int]] = []  # heap of (last_seq, row); an entry is stale once the prompt was given or came in
 
+    @property
+    def num_prompts(self) -> int:
+        return self._order.num_rows
+
     def next(self, one: SetHistory, step: int) -> tuple[int, dict[str, Any]] | None:
         """None: no pass is left, or every prompt is solved or parked."""
         self._follow(one)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,17 @@ def keep(run_dir: Path, wanted: dict[str, Any]) -> None:
     part = run_dir / f"{FILE}.part"
     part.write_text(json.dumps(wanted, indent=2) + "\n")
     part.replace(run_dir / FILE)
+
+
+def run_id_of(config: LearnerConfig) -> str:
+    """The run's id: made at its first start and kept in the run folder. Raises ValueError when the folder holds another run."""
+    path = config.run_dir / "run_id"
+    kept = path.read_text().strip() if path.is_file() else ""
+    if kept and config.run_id and kept != config.run_id:
+        raise ValueError(f"run_id={config.run_id}, but {config.run_dir} holds run {kept}; use another run_dir, or leave run_id empty to go on with it")
+    run_id = kept or config.run_id or uuid.uuid4().hex[:12]
+    if run_id != kept:
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        part.write_text(run_id + "\n")
+        part.replace(path)
+    return run_id

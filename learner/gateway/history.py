@@ -96,7 +96,12 @@ class History:
         self.sets: dict[str, SetHistory] = {}
         self.version = 0
 
+    def look(self, name: str) -> SetHistory:
+        """To read only: a set that nothing happened to yet is in no state."""
+        return self.sets.get(name) or SetHistory()
+
     def of(self, name: str) -> SetHistory:
+        """To change, by a record."""
         if name not in self.sets:
             self.sets[name] = SetHistory()
         return self.sets[name]

@@ -6,13 +6,14 @@ answers the outside only once they are durable. Conservation holds always: lease
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
 from learner.gateway.account import Account, Plan, Record
-from learner.gateway.groups import Group, Lease, SampleFacts, seq_of, verdict
+from learner.gateway.groups import Group, Lease, SampleFacts, verdict
 from learner.gateway.history import Rules
+from learner.gateway.reading import Reading
 from learner.gateway.terms import Counts, Limits, Row, Submission
 from learner.gateway.versions import PolicyVersion, StalenessBroken
 from learner.gateway.window import choose
@@ -20,123 +21,8 @@ from learner.gateway.window import choose
 __all__ = ["Counts", "Ledger", "Limits", "Plan", "Record", "Row", "SampleFacts", "Submission"]
 
 
-class Ledger:
+class Ledger(Reading):
     """See the module. `now` and `lapse_at` are seconds of the wall clock: leases outlive the process that lent them."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.account = Account(limits.group_size)
-
-    # Queries
-
-    @property
-    def step(self) -> int:
-        """Newest policy step; after a rollback, the cut's."""
-        return self.account.step
-
-    @property
-    def lineage(self) -> int:
-        return self.account.lineage
-
-    @property
-    def published(self) -> PolicyVersion | None:
-        """The version to sample from; None until the first publication after the start or a rollback."""
-        return self.account.versions.newest if self.account.published else None
-
-    @property
-    def next_seq(self) -> int:
-        """Sequence number of the next new group."""
-        return self.account.next_seq
-
-    @property
-    def head_seq(self) -> int | None:
-        """Oldest open group that is in no batch; None when there is none."""
-        return min((seq for seq, _ in self.account.outside()), default=None)
-
-    @property
-    def oldest_opened_at(self) -> float | None:
-        """Wall-clock seconds of the first lease of the oldest open group; None when none is open."""
-        return min((group.opened_at for group in self.account.groups.values() if group.place != "closed"), default=None)
-
-    @property
-    def exhausted(self) -> str:
-        """Why the run cannot go on; empty while it can."""
-        drops, bound = self.account.drops_in_row, self.limits.max_consecutive_drops
-        if drops <= bound:
-            return ""
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.account.dropped.items()))
-        return (
-            f"{drops} groups were dropped one after another, more than filter.max_consecutive_drops={bound} (dropped so far: {reasons}); "
-            "make the prompts or the reward give some signal, loosen `filter`, or raise max_consecutive_drops"
-        )
-
-    def room(self) -> int:
-        """New groups that may be opened now: max_open - open; 0 while nothing is published."""
-        return max(0, self.limits.max_open - self.account.num_open) if self.account.published else 0
-
-    def next_release(self) -> Group | None:
-        """The group to lease again, lowest seq first; None when there is none. It goes before any new group.
-
-        A group first leased past the step that a rollback went back to waits until the replay has come that far.
-        """
-        ready = (seq for seq in self.account.unheld if self.account.published and self.account.groups[seq].floor_step <= self.step)
-        seq = min(ready, default=None)
-        return None if seq is None else self.account.groups[seq]
-
-    def next_lapse(self) -> float | None:
-        """When `expire` will next have something to do; None when nothing is leased."""
-        return min((group.lease.lapse_at for group in self.account.groups.values() if group.lease), default=None)
-
-    def latest_lapse(self) -> float | None:
-        """When the last running lease lapses; None when nothing is leased."""
-        return max((group.lease.lapse_at for group in self.account.groups.values() if group.lease), default=None)
-
-    def group(self, group_id: str) -> Group | None:
-        """A group to look at, never to change; None when it is unknown, dropped, or trained and covered."""
-        seq = seq_of(group_id)
-        return None if seq is None else self.account.groups.get(seq)
-
-    def num_leases(self, holder: str) -> int:
-        return sum(1 for group in self.account.groups.values() if group.lease and group.lease.holder == holder)
-
-    def holders(self) -> set[str]:
-        """Whoever holds a lease."""
-        return {group.lease.holder for group in self.account.groups.values() if group.lease}
-
-    def counts(self) -> Counts:
-        account = self.account
-        return Counts(leased=account.next_seq, trained=account.num_trained, dropped=dict(account.dropped), open=account.num_open, waiting=len(account.waiting))
-
-    def num_uncovered(self, policy_step: int) -> int:
-        """Groups that a cut of `policy_step` does not make superfluous: open ones, and those closed since."""
-        account = self.account
-        return account.num_open + sum(len(plan.groups) for step, plan in account.closed.items() if step >= policy_step)
-
-    def trained_tokens_by_staleness(self) -> dict[int, int]:
-        return {age: count for age, count in sorted(self.account.tokens_by_staleness.items()) if count}
-
-    def retained(self) -> Iterator[tuple[str, int]]:
-        """(group_id, sample_index) of every payload that may still be needed: open groups, and closed ones that no cut covers."""
-        for group in self.account.groups.values():
-            for index in sorted(group.samples):
-                yield group.group_id, index
-
-    def unfinished(self) -> Iterator[tuple[str, int]]:
-        """As `retained`, of the groups that are not closed: what the newest policy's cut needs to stand alone."""
-        for group in self.account.groups.values():
-            for index in sorted(group.samples) if group.place != "closed" else ():
-                yield group.group_id, index
-
-    def table(self, plan: Plan) -> list[Row]:
-        """Every sample of a plan, groups in order of entry, samples by index."""
-        groups = (self.account.groups[seq] for seq in plan.groups)
-        return [
-            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self._age(facts, plan.step), data_set=group.data_set)
-            for group in groups
-            for index, facts in sorted(group.samples.items())
-        ]
-
-    # Mutations
 
     def set_data(self, rules: Mapping[str, Rules], *, restart: bool = False) -> Record | None:
         """What is to be kept of each data set. restart: the data are others; unfinished groups are dropped("data_changed"). None: nothing changed."""
@@ -178,8 +64,10 @@ class Ledger:
         self._check_versions(group, facts)
         complete = len(group.samples) + 1 == size
         dropped = self._verdict(group, {**group.samples, sample_index: facts}) if complete else ""
-        record = {"type": "submitted", "seq": group.seq, "sample_index": sample_index, "facts": facts.to_record(), "dropped": dropped}
-        self.account.add_sample(group, sample_index, facts, dropped)
+        kept = dropped if dropped == "zero_signal" and self._keeps_flat() else ""
+        dropped = "" if kept else dropped
+        record = {"type": "submitted", "seq": group.seq, "sample_index": sample_index, "facts": facts.to_record(), "dropped": dropped, **({"kept": kept} if kept else {})}
+        self.account.add_sample(group, sample_index, facts, dropped, kept=kept)
         outcome: Literal["open", "complete", "dropped"] = "dropped" if dropped else "complete" if complete else "open"
         return Submission(status="accepted", group=outcome, reason=dropped, record=record)
 
@@ -187,6 +75,11 @@ class Ledger:
         limits = self.limits
         zero_signal = limits.zero_signals.get(group.data_set, limits.zero_signal)
         return verdict(samples, min_usable=limits.min_usable, zero_signal=zero_signal, unscored=limits.unscored)
+
+    def _keeps_flat(self) -> bool:
+        """Whether so many groups without signal were dropped for the next batch that it takes the others as they are."""
+        limits = self.limits
+        return limits.max_flat_a_step is not None and not limits.flat_fails and self.account.flat_in_step >= limits.max_flat_a_step
 
     def release_holder(self, holder: str, *, in_good_order: bool) -> Record | None:
         """All leases of a replica that is gone, or (in good order: no attempt is counted) that said goodbye. None: it had none."""
@@ -214,7 +107,7 @@ class Ledger:
             return account.active, None
         if policy_step in account.replays:
             return self._plan(account.replays[policy_step].groups, [])
-        stale = [seq for seq in sorted(account.waiting) if account.groups[seq].rolled_back and self._oldest(seq) > self.limits.max_staleness]
+        stale = [seq for seq in sorted(account.waiting) if account.groups[seq].rolled_back and self.oldest_of(seq) > self.limits.max_staleness]
         outside = [(seq, complete) for seq, complete in account.outside() if seq not in stale]
         wanted = min(self.limits.groups_per_step, len(outside)) if data_ended else self.limits.groups_per_step
         chosen = choose(outside, num_groups=wanted, window=self.limits.window)
@@ -296,16 +189,10 @@ class Ledger:
                     f"and the newest published is {self.account.versions.last_number}"
                 )
 
-    def _age(self, facts: SampleFacts, at_step: int) -> int:
-        return max(self.account.versions.age(version, at_step) for version, _ in facts.spans)
-
-    def _oldest(self, seq: int) -> int:
-        return max((self._age(facts, self.step) for facts in self.account.groups[seq].usable()), default=0)
-
     def _plan(self, seqs: tuple[int, ...], stale: list[int]) -> tuple[Plan, Record]:
         tokens: dict[int, int] = {}
         for seq in seqs:
-            if (age := self._oldest(seq)) > self.limits.max_staleness:
+            if (age := self.oldest_of(seq)) > self.limits.max_staleness:
                 raise StalenessBroken(f"group {self.account.groups[seq].group_id} is {age} steps old in the batch of step {self.step}, more than max_staleness={self.limits.max_staleness}")
             for version, count in (span for facts in self.account.groups[seq].usable() for span in facts.spans):
                 token_age = self.account.versions.age(version, self.step)

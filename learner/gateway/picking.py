@@ -7,7 +7,7 @@ Nothing is changed here: the pick goes into the record `opened`, and the history
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,7 +28,12 @@ class Pick:
 class Chooser(Protocol):
     """Chooses within one set: (row of the catalog, note), or None when the set has no prompt left."""
 
+    @property
+    def num_prompts(self) -> int: ...
+
     def next(self, one: SetHistory, step: int) -> tuple[int, dict[str, Any]] | None: ...
+
+    def counts(self, one: SetHistory) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +42,14 @@ class PlainPasses:
 
     order: PromptOrder
     first_row: int = 0
+
+    @property
+    def num_prompts(self) -> int:
+        return self.order.num_rows
+
+    def counts(self, one: SetHistory) -> dict[str, int]:
+        """Nothing is known of single prompts."""
+        return {}
 
     def next(self, one: SetHistory, step: int) -> tuple[int, dict[str, Any]] | None:
         row = self.order.row(one.given)
@@ -47,12 +60,8 @@ class Picker:
     """Of all sets, in the order of the configuration."""
 
     def __init__(self, weights: Mapping[str, int], choosers: Mapping[str, Chooser]) -> None:
-        self._weights, self._choosers = dict(weights), dict(choosers)
+        self._weights, self.choosers = dict(weights), dict(choosers)
         self._kept: tuple[tuple[int, int, int], Pick | None] | None = None
-
-    @property
-    def sets(self) -> Sequence[str]:
-        return list(self._weights)
 
     def next(self, history: History, step: int) -> Pick | None:
         """None once no set has a prompt left. Asking again without a change in between gives the same."""
@@ -63,11 +72,11 @@ class Picker:
 
     def _choose(self, history: History, step: int) -> Pick | None:
         ended: list[str] = []
-        left = {name: weight for name, weight in self._weights.items() if not history.of(name).ended}
-        given = {name: history.of(name).phase for name in left}
+        left = {name: weight for name, weight in self._weights.items() if not history.look(name).ended}
+        given = {name: history.look(name).phase for name in left}
         while left:
             name = next_set(left, given)
-            chosen = self._choosers[name].next(history.of(name), step)
+            chosen = self.choosers[name].next(history.look(name), step)
             if chosen is not None:
                 row, note = chosen
                 return Pick(data_set=name, row=row, note={**note, **({"ended": ended} if ended else {})})

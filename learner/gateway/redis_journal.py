@@ -22,7 +22,8 @@ import msgpack
 import redis
 from isal.isal_zlib import crc32, crc32_combine
 
-from learner.gateway import holder
+from learner import holder
+from learner.gateway import redis_client, redis_scripts
 from learner.gateway.appends import Appends, Item, JournalFailed, JournalLocked, Key
 from learner.gateway.segments import Entry, JournalDamaged, Position
 from protos import faultpoints
@@ -37,36 +38,6 @@ OVERHEAD_BYTES = 96  # of an entry beside record and payload, about
 AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError)
 Answer = TypeVar("Answer")
 
-# KEYS fence, stream, places. ARGV epoch, id before the first new one, then (id, record, payload, crc, place or "") of each entry.
-_APPEND = """
-if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return redis.error_reply('FENCED ' .. (redis.call('HGET', KEYS[1], 'epoch') or 'none')) end
-local tip = redis.call('EXISTS', KEYS[2]) == 1 and redis.call('XINFO', 'STREAM', KEYS[2])[8] or '0-0'
-local function parts(id) local a, b = string.match(id, '(%d+)-(%d+)'); return tonumber(a), tonumber(b) end
-local function less(x, y) local a, b = parts(x); local c, d = parts(y); return a < c or (a == c and b < d) end
-if less(tip, ARGV[2]) then return redis.error_reply('LOST ' .. tip) end
-for i = 3, #ARGV, 5 do
-  if less(tip, ARGV[i]) then
-    redis.call('XADD', KEYS[2], ARGV[i], 'r', ARGV[i + 1], 'p', ARGV[i + 2], 'c', ARGV[i + 3])
-    if ARGV[i + 4] ~= '' then redis.call('HSET', KEYS[3], ARGV[i + 4], ARGV[i]) end
-  end
-end
-return 'OK'
-"""
-# KEYS fence, alive. ARGV epoch, holder, milliseconds.
-_RENEW = """
-if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
-return 1
-"""
-# KEYS fence, alive. ARGV the holder that was seen ("" for none), the new one, milliseconds, least epoch. Returns the epoch, or 0.
-_TAKE = """
-if (redis.call('GET', KEYS[2]) or '') ~= ARGV[1] then return 0 end
-local epoch = math.max(tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') + 1, tonumber(ARGV[4]))
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'holder', ARGV[2])
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
-return epoch
-"""
-
 
 class RedisJournal(Appends):
     """One opened journal. Example: `RedisJournal("redis://127.0.0.1:6379/0", run_id="r1")`
@@ -80,12 +51,12 @@ class RedisJournal(Appends):
         self._url, self._patience_s = url, patience_s
         base = f"headrace:{{{run_id}}}"
         self._stream, self._fence, self._alive, self._places = (f"{base}:{name}" for name in ("journal", "fence", "alive", "places"))
-        self._client: Any = _client(url)  # what it answers is typed differently from release to release
+        self._client: Any = redis_client.connect(url)  # what it answers is typed differently from release to release
         self._closing = threading.Event()
         self._tip = Position(0, 0)  # the newest entry
         self._epoch = 0  # 0: not taken
         self.num_syncs = 0
-        self._wait_for_aof = self._asked(lambda: _durability(self._client, url))
+        self._wait_for_aof = self._asked(lambda: redis_client.must_ask_for_sync(self._client, url))
         self._check_schema()
         self._me = holder.describe()
         self._take()
@@ -194,7 +165,7 @@ class RedisJournal(Appends):
     def _append(self, arguments: list[Any]) -> None:
         """One script call, and its way to the disk where Redis can tell. Raises AWAY, or JournalFailed when this gateway was replaced."""
         with self._client.pipeline(transaction=False) as calls:
-            calls.eval(_APPEND, 3, self._fence, self._stream, self._places, *arguments)
+            calls.eval(redis_scripts.APPEND, 3, self._fence, self._stream, self._places, *arguments)
             if self._wait_for_aof:
                 calls.execute_command("WAITAOF", 1, 0, 10_000)
             answers = calls.execute(raise_on_error=False)
@@ -267,13 +238,13 @@ class RedisJournal(Appends):
 
     def _take_from(self, other: str, least_epoch: int) -> int:
         """The new epoch, 0 when somebody else was faster. other: who held it, "" for nobody."""
-        return int(self._asked(lambda: self._client.eval(_TAKE, 2, self._fence, self._alive, other, self._me, _ms(ALIVE_S), least_epoch)))
+        return int(self._asked(lambda: self._client.eval(redis_scripts.TAKE, 2, self._fence, self._alive, other, self._me, _ms(ALIVE_S), least_epoch)))
 
     def _stay_alive(self) -> None:
         """Thread: consumes the clock, produces renewals, waits a third of ALIVE_S, is unblocked by close."""
         while not self._closing.wait(ALIVE_S / 3):
             try:
-                if not self._client.eval(_RENEW, 2, self._fence, self._alive, self._epoch, self._me, _ms(ALIVE_S)):
+                if not self._client.eval(redis_scripts.RENEW, 2, self._fence, self._alive, self._epoch, self._me, _ms(ALIVE_S)):
                     _log.error("journal %s: another gateway holds it; this one cannot write any more", self.name)
                     return
             except redis.RedisError as error:
@@ -304,33 +275,6 @@ class RedisJournal(Appends):
         except redis.RedisError as error:
             _log.warning("journal %s: could not be released: %s", self.name, error)
         self._client.close()
-
-
-def _client(url: str) -> Any:
-    """Raises ValueError for an address that is none."""
-    try:
-        return redis.Redis.from_url(url, socket_timeout=15.0, socket_connect_timeout=2.0, health_check_interval=10)
-    except ValueError as error:
-        raise ValueError(f"journal.url: {url!r} is no address of a Redis ({error}); use redis://HOST:PORT/NUMBER") from None
-
-
-def _durability(client: Any, url: str) -> bool:
-    """Whether appends must ask for a sync. Raises ValueError when this Redis would lose what it acknowledged."""
-    try:
-        settings = {name: client.config_get(name).get(name, "") for name in ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")}
-    except redis.ResponseError as error:
-        _log.warning("Redis at %s does not tell its settings (%s): see to appendonly yes, appendfsync always, maxmemory-policy noeviction", url, error)
-        return False
-    if settings["appendonly"] != "yes":
-        raise ValueError(f"journal.url: Redis at {url} has appendonly {settings['appendonly']}, so a restart would lose acknowledged samples; set appendonly yes and appendfsync always")
-    if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
-        raise ValueError(f"journal.url: Redis at {url} has maxmemory-policy {settings['maxmemory-policy']} and may throw the journal away; set noeviction")
-    if settings["appendfsync"] == "always":
-        return False
-    version = tuple(int(part) for part in str(client.info("server")["redis_version"]).split(".")[:2])
-    if version >= (7, 2):
-        return True
-    raise ValueError(f"journal.url: Redis {version[0]}.{version[1]} at {url} has appendfsync {settings['appendfsync']}, so a crash would lose acknowledged samples; set appendfsync always (Redis 7.2 and later can wait for the sync instead)")
 
 
 def _id(position: Position) -> str:

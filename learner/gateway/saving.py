@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from learner.gateway.segments import JournalDamaged, Position
 
 logger = logging.getLogger("headrace.learner.saving")
 RETRY_S = 5.0  # between two attempts at a cut that a full journal needs
+UNHEARD_S = 1200.0  # beyond a save's own limits, for its end to be reported
 CHECK_S = 0.5  # between two looks at how full the journal is
 
 
@@ -30,6 +32,7 @@ class _Announced:
     capture: Capture
     position: Position  # of the record that the account was copied after
     payloads: dict[Key, Position]
+    since_s: float  # of time.monotonic
 
 
 class Saving:
@@ -48,13 +51,16 @@ class Saving:
         self._newest = newest
         self._failed_s = self._checked_s = -math.inf
         self.lock = asyncio.Lock()
+        self._patience_s = 3 * checkpoint.save_s + UNHEARD_S
+        self._last_error = "no save was tried"
         self.num_failed = 0
         self.alarm = ""
+        self.undecided: Callable[[], set[int]] = set  # policy steps whose value for keep_best is still to come: their cuts stay
 
     def announce(self, capture: Capture, position: Position) -> None:
         """position: of the record that announced it, which must be on the disk."""
         payloads = {key: self._books.payloads[key] for key in capture.keys if key in self._books.payloads}
-        self._announced[capture.policy_step] = _Announced(capture=capture, position=position, payloads=payloads)
+        self._announced[capture.policy_step] = _Announced(capture=capture, position=position, payloads=payloads, since_s=time.monotonic())
 
     def clear(self) -> None:
         """A new trainer incarnation will not finish the saves of the older one."""
@@ -64,13 +70,27 @@ class Saving:
         """The save failed, in the trainer or here: nothing is kept for it."""
         self._announced.pop(policy_step, None)
         self.num_failed += 1
+        self._last_error = error
         self._failed_s = time.monotonic()
         logger.error("the save of step %d failed (%d so far): %s", policy_step, self.num_failed, error)
         self._books.bell.ring()
 
+    def has_cut(self, policy_step: int) -> bool:
+        """Whether the policy of a step lies in a cut."""
+        return self._newest is not None and self._newest.policy_step >= policy_step
+
+    def without_last_cut(self, policy_step: int, tries: int) -> str:
+        """What is said when a run cannot end well."""
+        before = f"that of step {self._newest.policy_step}" if self._newest else "none"
+        return (
+            f"the run is at its end, step {policy_step}, but the cut of it failed {tries} times ({self._last_error}; the newest cut is {before}): "
+            f"make room or repair the disk of {self._checkpoints}, then start the same command again; what was trained since that cut is replayed from the journal"
+        )
+
     def is_covered(self, policy_step: int) -> bool:
         """Whether the policy of a step has its cut, or a save of it runs already."""
-        return (self._newest is not None and self._newest.policy_step >= policy_step) or policy_step in self._announced
+        self._give_up_old()
+        return self.has_cut(policy_step) or policy_step in self._announced
 
     async def wants_cut(self, policy_step: int) -> bool:
         """Whether the journal is full and a cut of this step, which is the newest, is to be made before anything else is trained.
@@ -99,7 +119,15 @@ class Saving:
 
     def may_try(self) -> bool:
         """Whether a cut may be asked for: no save is running, and the last failure was a while ago."""
+        self._give_up_old()
         return not self._announced and time.monotonic() - self._failed_s >= RETRY_S
+
+    def _give_up_old(self) -> None:
+        """A trainer reports every save in time; where its report was lost, nobody may wait for it for ever."""
+        now_s = time.monotonic()
+        for policy_step, announced in list(self._announced.items()):
+            if now_s - announced.since_s > self._patience_s:
+                self.fail(policy_step, f"nothing was heard of it for {self._patience_s:.0f} s")
 
     def was_asked(self, policy_step: int) -> bool:
         return policy_step in self._announced and self._announced[policy_step].capture.asked
@@ -134,7 +162,7 @@ class Saving:
     async def _forget(self) -> None:
         """Retention; then the account and the journal let go of what is older than the oldest kept cut and not open any more."""
         best = await asyncio.to_thread(best_step, self._run_dir, self._checkpoint.keep_best)
-        oldest = await asyncio.to_thread(cuts.retain, self._checkpoints, self._checkpoint.keep, best=best)
+        oldest = await asyncio.to_thread(cuts.retain, self._checkpoints, self._checkpoint.keep, best=best, undecided=self._undecided())
         record = self._books.ledger.cover(oldest.policy_step)
         if record is not None:
             await asyncio.shield(self._books.commit(record))
@@ -142,6 +170,15 @@ class Saving:
         announced = [position for waiting in self._announced.values() for position in (waiting.position, *waiting.payloads.values())]
         before = min([oldest.position, *self._books.payloads.values(), *announced])
         await asyncio.to_thread(self._books.journal.forget, before)
+
+    async def retain_again(self) -> None:
+        """A step has its value for keep_best now: retention looks again."""
+        async with self.lock:
+            if self._newest is not None and self._checkpoint.keep_best is not None:
+                await self._forget()
+
+    def _undecided(self) -> set[int]:
+        return self.undecided() if self._checkpoint.keep_best is not None else set()
 
     def _sound(self, alarm: str) -> None:
         if bool(alarm) != bool(self.alarm):

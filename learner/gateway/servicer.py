@@ -7,10 +7,11 @@ from typing import Any
 
 from learner.gateway import wire
 from learner.gateway.attendance import Attendance
+from learner.gateway.evaluation_desk import EvaluationLoan
 from learner.gateway.fetches import Fetches
 from learner.gateway.leases import LeaseDesk, Loan
 from learner.gateway.refusals import answering
-from learner.gateway.snapshots import Snapshots
+from learner.gateway.snapshots import Snapshots, patient
 from learner.gateway.status import Status
 from learner.gateway.submissions import Receipt, Submissions
 from protos.learner.v1alpha1 import learner_pb2 as pb
@@ -22,7 +23,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """What actors call."""
 
     def __init__(
-        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan], pb.Lease]
+        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan | EvaluationLoan], pb.Lease]
     ) -> None:
         self._attendance = attendance
         self._desk = desk
@@ -50,10 +51,9 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     @answering
     async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Any) -> None:
-        if await self._fetches.send_changes(request, context.write):
-            return
-        async for part in self._snapshots.read_newest():
-            await context.write(wire.weights(part))
+        write = patient(context.write)
+        if not await self._fetches.send_changes(request, write):
+            await self._snapshots.send_newest(lambda part: write(wire.weights(part)))
 
     @answering
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:

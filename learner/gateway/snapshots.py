@@ -2,7 +2,8 @@
 
 A snapshot is a folder `<incarnation>-<policy_step>` with manifest.bin (a serialized Manifest whose version is filled in
 here) and rank-R.bin of every rank. The two newest stay; readers map a whole snapshot before the first byte leaves, so
-deleting a folder never takes bytes from under them.
+deleting a folder never takes bytes from under them. What they map stays in memory, so at most MAX_READ snapshots are read at a
+time: whoever wants another one waits, and a reader that takes nothing for STALL_S is let go.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ import logging
 import mmap
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
+from learner.gateway.bell import Bell
 from learner.gateway.refusals import Refused
 from protos.manifest.v1alpha1 import manifest_pb2
-from protos.rpc import CHUNK_BYTES
+from protos.rpc import CHUNK_BYTES, deadline_s
 
 logger = logging.getLogger("headrace.learner.snapshots")
 
 KEPT = 2
+MAX_READ = 3  # snapshots, each by any number of readers
+STALL_S = 60.0  # for a reader to take one chunk
+Message = TypeVar("Message")
 _FOLDER = re.compile(r"(\d+)-(\d+)")
 
 
@@ -70,6 +77,8 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._kept: list[Snapshot] = []  # oldest first
+        self._reading: Counter[Path] = Counter()  # folder to number of readers
+        self._bell = Bell()
         self.published: list[Callable[[Snapshot | None, Snapshot], None]] = []  # called with the version before and the new one; must not block
 
     @property
@@ -88,27 +97,69 @@ class Snapshots:
         for listener in self.published:
             listener(before, snapshot)
 
-    async def read_newest(self) -> AsyncIterator[manifest_pb2.Manifest | Chunk]:
-        """The newest snapshot: its manifest, then chunks in bucket order. Raises Refused NOT_FOUND or ABORTED."""
-        snapshot = self.newest
-        if snapshot is None:
-            raise Refused(grpc.StatusCode.NOT_FOUND, "no version is published yet; wait for Published")
-        with ExitStack() as stack:
-            try:
-                maps = await asyncio.to_thread(_map_files, snapshot, stack)
-            except FileNotFoundError as error:
-                raise Refused(grpc.StatusCode.ABORTED, f"snapshot of version {snapshot.version} was replaced before it was opened ({error}); ask again") from None
-            yield snapshot.manifest
-            for bucket, part in enumerate(snapshot.manifest.buckets):
-                for offset in range(0, part.num_bytes, CHUNK_BYTES):
-                    start = part.file_offset + offset
-                    end = min(start + CHUNK_BYTES, part.file_offset + part.num_bytes)
-                    yield Chunk(bucket, offset, await asyncio.to_thread(maps[part.owner].__getitem__, slice(start, end)))
+    async def send_newest(self, write: Callable[[manifest_pb2.Manifest | Chunk], Awaitable[None]]) -> None:
+        """Writes the newest snapshot: its manifest, then chunks in bucket order. Waits while too many snapshots are being read.
+
+        Raises Refused NOT_FOUND, or ABORTED when it was replaced before it was opened or the reader takes too long in all. write: see `patient`.
+        """
+        snapshot = await self._next_to_read()
+        self._reading[snapshot.folder] += 1
+        try:
+            async with asyncio.timeout(deadline_s("FetchWeights")):
+                async for part in _read(snapshot):
+                    await write(part)
+        except TimeoutError:
+            raise _too_slow(f"version {snapshot.version} was not taken within {deadline_s('FetchWeights')} s") from None
+        finally:
+            self._reading[snapshot.folder] -= 1
+            self._reading = +self._reading
+            self._bell.ring()
+
+    async def _next_to_read(self) -> Snapshot:
+        while True:
+            snapshot = self.newest
+            if snapshot is None:
+                raise Refused(grpc.StatusCode.NOT_FOUND, "no version is published yet; wait for Published")
+            if snapshot.folder in self._reading or len(self._reading) < MAX_READ:
+                return snapshot
+            await self._bell.wait()
 
     def remove_all(self, parent: Path) -> None:
         """Deletes every snapshot of the run: nothing will be fetched any more."""
         self._kept = []
         shutil.rmtree(parent, ignore_errors=True)
+
+
+def patient(write: Callable[[Message], Awaitable[None]]) -> Callable[[Message], Awaitable[None]]:
+    """The same, raising Refused ABORTED when the reader takes nothing for STALL_S: what it reads stays in memory meanwhile."""
+
+    async def within(part: Message) -> None:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await write(part)
+        except TimeoutError:
+            raise _too_slow(f"nothing was taken for {STALL_S:.0f} s") from None
+
+    return within
+
+
+def _too_slow(why: str) -> Refused:
+    logger.warning("a reader of weights is let go: %s", why)
+    return Refused(grpc.StatusCode.ABORTED, f"{why}; ask again")
+
+
+async def _read(snapshot: Snapshot) -> AsyncIterator[manifest_pb2.Manifest | Chunk]:
+    with ExitStack() as stack:
+        try:
+            maps = await asyncio.to_thread(_map_files, snapshot, stack)
+        except FileNotFoundError as error:
+            raise Refused(grpc.StatusCode.ABORTED, f"snapshot of version {snapshot.version} was replaced before it was opened ({error}); ask again") from None
+        yield snapshot.manifest
+        for bucket, part in enumerate(snapshot.manifest.buckets):
+            for offset in range(0, part.num_bytes, CHUNK_BYTES):
+                start = part.file_offset + offset
+                end = min(start + CHUNK_BYTES, part.file_offset + part.num_bytes)
+                yield Chunk(bucket, offset, await asyncio.to_thread(maps[part.owner].__getitem__, slice(start, end)))
 
 
 def _map_files(snapshot: Snapshot, stack: ExitStack) -> dict[int, mmap.mmap]:

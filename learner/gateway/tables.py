@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from learner.process import complain, die_with_parent
+from learner.process import complain
+from protos.lifeline import die_with_parent
 from protos.mistakes import one_line
 
 _ROWS = 1024  # at a time

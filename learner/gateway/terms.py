@@ -17,6 +17,7 @@ class Limits:
 
     groups_per_step P, max_staleness S in steps, window W in groups; group_size: samples of a group.
     min_usable, zero_signal, unscored: see `groups.verdict`. max_attempts: leases of one group before it is dropped("attempts").
+    max_flat_a_step: groups dropped for "zero_signal" since the last plan, after which others are kept, or with flat_fails the run ends; None: no bound.
     group_sizes, zero_signals: by data set, where one differs.
     max_consecutive_drops: groups dropped one after another at which the run still goes on.
     """
@@ -27,9 +28,11 @@ class Limits:
     window: int = 1
     min_usable: int = 2
     zero_signal: bool = False
-    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    unscored: Literal["drop_sample", "drop_group", "fallback"] = "drop_sample"
     max_consecutive_drops: int = 256
     max_attempts: int = 3
+    max_flat_a_step: int | None = None
+    flat_fails: bool = False
     group_sizes: Mapping[str, int] = field(default_factory=dict)
     zero_signals: Mapping[str, bool] = field(default_factory=dict)
 

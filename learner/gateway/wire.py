@@ -9,6 +9,7 @@ from typing import Any
 from learner.config import LearnerConfig
 from learner.gateway.batches import Decision
 from learner.gateway.epochs import Finish, Phase
+from learner.gateway.evaluation_desk import EvaluationLoan
 from learner.gateway.leases import Loan
 from learner.gateway.meter import Stats
 from learner.gateway.snapshots import Chunk
@@ -32,10 +33,12 @@ _PHASES = {
 }
 
 
-def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
+def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], learner_pb2.Lease]:
     """Encodes loans of one run."""
 
-    def encode(loan: Loan) -> learner_pb2.Lease:
+    def encode(loan: Loan | EvaluationLoan) -> learner_pb2.Lease:
+        if isinstance(loan, EvaluationLoan):
+            return _evaluation_lease(loan, config)
         catalog, row, group = loan.catalog, loan.row, loan.group
         lease = learner_pb2.Lease(
             lease_id=loan.lease_id,
@@ -57,6 +60,7 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
             ),
             least_version=loan.least_version,
             lapse_s=config.lease.lapse_s,
+            purpose=learner_pb2.LEASE_PURPOSE_TRAINING,
         )
         lease.fields.update(catalog.prompts[row].fields)
         if group.data_set:
@@ -64,6 +68,37 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
         return lease
 
     return encode
+
+
+def _evaluation_lease(loan: EvaluationLoan, config: LearnerConfig) -> learner_pb2.Lease:
+    """Seeds go by prompt, the same in every evaluation: what differs between two is the policy's doing as far as it can be."""
+    assert config.evaluation is not None, "an evaluation lends prompts"
+    catalog, row, temperature = loan.catalog, loan.group, config.evaluation.temperature
+    prompt = catalog.prompts[row]
+    lease = learner_pb2.Lease(
+        lease_id=loan.lease_id,
+        group_id=loan.group_id,
+        seq=row,
+        attempt=loan.attempt,
+        prompt_id=prompt.prompt_id,
+        prompt_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_INT32, data=catalog.ids[row]),
+        prompt_text=prompt.text,
+        group_size=loan.group_size,
+        done=loan.done,
+        sampling=trajectory_pb2.SamplingParams(
+            temperature=config.sampling.temperature if temperature is None else temperature,
+            top_p=1.0,
+            max_new_tokens=catalog.max_new_tokens[row],
+            stop_token_ids=catalog.stop_token_ids,
+            seed=group_seed(config.seed, f"evaluation:{prompt.prompt_id}"),
+        ),
+        least_version=loan.least_version,
+        lapse_s=config.lease.lapse_s,
+        purpose=learner_pb2.LEASE_PURPOSE_EVALUATION,
+        greedy=loan.greedy,
+    )
+    lease.fields.update(prompt.fields)
+    return lease
 
 
 def receipts(values: Sequence[Receipt]) -> learner_pb2.SubmitTrajectoriesResponse:

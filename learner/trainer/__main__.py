@@ -1,7 +1,7 @@
 """One trainer rank: `python -m learner.trainer --config RESOLVED.json --rank R --world-size N --incarnation NS --rendezvous WHERE`.
 
-Without --rank it reads torchrun's environment. Ends with 0 when the run is finished or it was told to stop, 2 when starting
-again would not help.
+Without --rank it reads torchrun's environment. Ends with 0 when the run is finished, or it was told to stop and there is a cut of its last
+step, with 1 when there is none, with 2 when starting again would not help.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from learner import shared_memory
 from learner.config import LearnerConfig
-from learner.process import complain, die_with_parent, log_to_stderr, next_incarnation, read_config
+from learner.process import complain, log_to_stderr, next_incarnation, read_config
 from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions, load_critic
@@ -29,15 +30,18 @@ from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
 from learner.trainer.model import load_policy
-from learner.trainer.objective import make_objective
+from learner.trainer.objective import objective_of_run
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
+from learner.trainer.shaping import shaping_of
 from learner.trainer.world import Place, World, joined, resolve_device
 from learner.weights.push import Pusher, store_host
-from learner.weights.snapshot import SnapshotWriter, snapshot_root
+from learner.weights.snapshot import SnapshotWriter
 from protos import faultpoints
 from protos.identity import resolve_model
+from protos.lifeline import die_with_parent
+from protos.security import resolve
 
 _LOG = logging.getLogger("headrace.learner.trainer")
 _LAST_PUSH_S = 60.0  # how long a finished run waits for its last version to reach the replicas
@@ -70,8 +74,13 @@ def main() -> int:
         _LOG.error("a newer trainer is on duty: %s", error)
         return 1
     except Leave as error:
-        _LOG.info("leaving: %s", error)
-        return 0
+        return _uncut(str(error))
+
+
+def _uncut(why: str) -> int:
+    """Exit code of a rank that leaves without a cut of its last step."""
+    complain(why)
+    return 1
 
 
 def _arguments() -> argparse.Namespace:
@@ -107,7 +116,7 @@ def gateway_address(run_dir: Path, *, limit_s: float = 120.0) -> str:
 def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, stop: threading.Event) -> int:
     """Sets everything up, trains, and ends in good order."""
     try:
-        objective = make_objective(config.algorithm, max_new_tokens=config.sampling.max_new_tokens)
+        objective = objective_of_run(config)
         policy = load_policy(
             model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
             engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
@@ -115,10 +124,11 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer, total_updates=config.total_updates)
         companions = load_companions(config, policy, model_dir, world)
         critic = load_critic(config, policy, model_dir, world)
+        security = resolve(config.security)
     except ValueError as error:
         return complain(str(error))
     address = gateway or gateway_address(config.run_dir)
-    feed = Feed(address, incarnation=world.incarnation, rank=world.rank)
+    feed = Feed(address, incarnation=world.incarnation, rank=world.rank, security=security, leave_s=config.checkpoint.leave_s)
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
@@ -127,11 +137,16 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
             critic.restored()
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
+    root = shared_memory.snapshot_root(registration.run_id)
+    shared_memory.claim(root, config.run_dir, clear=False)
     writer = SnapshotWriter(
-        policy.causal_lm, root=snapshot_root(registration.run_id), incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes,
+        policy.causal_lm, root=root, incarnation=world.incarnation, served_dtype=config.trainer.served_dtype, bucket_bytes=config.push.bucket_bytes,
         dtypes=config.push.dtypes, max_roots=config.push.max_roots, verify=config.push.verify,
     )  # fmt: skip
-    pusher = Pusher(address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), deadline_s=config.push.deadline_s)
+    pusher = Pusher(
+        address=address, incarnation=world.incarnation, rank=world.rank, world_size=world.size, device=world.device, store_host=store_host(config.address), security=security,
+        deadline_s=config.push.deadline_s, settle_s=config.push.collective_timeout_s + config.push.prepare_s,
+    )  # fmt: skip
     parts = Parts(
         config=config,
         feed=feed,
@@ -141,8 +156,8 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         optimizer=optimizer,
         critic=critic,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic)),
-        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), limit_s=config.checkpoint.save_s),
+        recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,
     )
@@ -155,6 +170,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     writer.close()
     pusher.close(timeout_s=5.0)
     feed.close()
+    step, resumed = end.published.policy_step, registration.policy_step if registration.cut_dir else -1
+    if not end.finished and step not in (parts.saver.report.last_step, resumed):
+        return _uncut(f"told to stop, and the cut of step {step} failed; the log says why")
     return 0
 
 

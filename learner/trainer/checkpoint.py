@@ -5,19 +5,23 @@
 
 Weights and moments change in an update and a reference's weights right after it, and nowhere else, and both wait for the copy. So it is
 made while the next batch is already computed, and is one moment's state all the same; random state and counters are taken at once.
-Copies go to the same memory from save to save. A save that fails on any rank fails on all (the checkpoint library gathers every
-rank's error), is cleaned up, counted and reported; training goes on.
+Copies go to the same memory from save to save. A save that fails on any rank, or does not end in time, fails on all: after each of its
+three parts (copy, write, mark) the ranks agree through the store (accord.py), and a rank that failed leaves the process group, so that
+nobody waits for it in a collective. It is cleaned up, counted and reported; training goes on, and the next save has a fresh group.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +30,19 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.tensor import DTensor
 
 from learner.sums import write_sums
+from learner.trainer.accord import Accord
 from learner.trainer.feed import Feed
 from learner.trainer.optimizer import Optimizer
 from protos import faultpoints
 
 _LOG = logging.getLogger("headrace.learner.checkpoint")
+_MARK_S = 900.0  # SaveCut's own deadline, and the patience for a gateway that is being restarted
+_LATE_S = 120.0  # for the verdicts beyond the parts' limits
+_SAID_CHARS = 400  # of an error, told to the other ranks
 
 
 def training_state(model: nn.Module, optimizer: Optimizer, policy_step: int, reference: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
@@ -123,24 +132,70 @@ def _local(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveReport:
-    """Saves since the start. Example: SaveReport(num_saved=3, num_failed=0, blocked_s=0.2, seconds=1.9, last_cut="…/step-000030")"""
+    """Saves since the start. Example: SaveReport(num_saved=3, num_failed=0, blocked_s=0.2, seconds=1.9, last_cut="…/step-000030", last_step=30)"""
 
     num_saved: int = 0
     num_failed: int = 0
     blocked_s: float = 0.0  # of the last save: how long the training thread was held, at its start and before the next update
     seconds: float = 0.0  # of the last finished save, from start to mark
-    last_cut: str = ""
+    last_cut: str = ""  # on rank 0
+    last_step: int = -1  # policy step of the last cut; -1: none
+
+
+class _Meeting:
+    """Where the ranks' save threads meet: a process group of their own, so that saves never mix with training's collectives, and an accord."""
+
+    def __init__(self, group: dist.ProcessGroup, accord: Accord) -> None:
+        self.group: dist.ProcessGroup | None = group
+        self._accord = accord
+
+    @property
+    def left(self) -> bool:
+        return self.group is None
+
+    def together(self, name: str, work: Callable[[], None], limit_s: float) -> str:
+        """Does this rank's part and hears how all ranks' parts went; why not all went well, "" where they did."""
+        failure = _failure_of(work)
+        try:
+            self._accord.say(name, failure)
+            if failure:
+                self.leave()
+            return self._accord.verdict(name, limit_s=limit_s)
+        except Exception as error:  # supervised edge: the store went with rank 0
+            return f"{failure or 'no verdict'}; {type(error).__name__}: {error}"
+
+    def leave(self) -> None:
+        """Closes this rank's connections: whoever waits for it in a collective of the group fails at once."""
+        group, self.group = self.group, None
+        if group is None:
+            return
+        with suppress(Exception):  # a group that broke in the middle may say so once more
+            dist.destroy_process_group(group)
+        del group
+        gc.collect()  # gloo closes with the last reference, and what failed may hold one in a circle
+
+
+def _meet(limit_s: float) -> _Meeting:
+    """Collective, of the training threads."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+    store = dist.PrefixStore(f"saves/{group.group_name}", _get_default_store())
+    return _Meeting(group, Accord(store, rank=dist.get_rank(), size=dist.get_world_size()))
 
 
 class Saver:
     """Saves cuts one after another in a thread of its own. Example: `saver.start(policy_step=10)`, later `saver.wait()`."""
 
-    def __init__(self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save, reference: Callable[[], Mapping[str, Tensor]] = dict) -> None:
-        """Collective: makes the process group that saves use, so that they never mix with training's collectives. reference: its weights now, see training_state."""
+    def __init__(
+        self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save,
+        reference: Callable[[], Mapping[str, Tensor]] = dict, limit_s: float = 1800.0,
+    ) -> None:  # fmt: skip
+        """Collective. reference: its weights now, see training_state. limit_s: each part of a save (copy, write, mark) has failed after this."""
         self._folder, self._model, self._optimizer, self._feed, self._write = folder, model, optimizer, feed, write
-        self._reference = reference
-        self._group = dist.new_group(backend="gloo")
+        self._reference, self._limit_s = reference, limit_s
         self._thread: threading.Thread | None = None
+        self._ends_s = 0.0  # of time.monotonic: when the running save has ended, however it went
+        self._number = 0  # of the newest save
+        self._meeting = _meet(limit_s)
         self._copies: dict[str, Any] | None = None
         self._copied = threading.Event()
         self._copied.set()
@@ -149,12 +204,19 @@ class Saver:
         self.report = SaveReport()
 
     def start(self, policy_step: int) -> None:
-        """Begins a save of the state as it is now; a save still running is waited for first. `settle` goes before the next change."""
+        """Begins a save of the state as it is now; a save still running is waited for first. `settle` goes before the next change. Collective."""
         started = time.monotonic()
-        self.wait()
-        state = training_state(self._model, self._optimizer, policy_step, self._reference())
+        stuck = not self.wait()
+        if stuck:
+            self._copies = None  # that save may still read them
+        if stuck or self._meeting.left:
+            self._meeting.leave()
+            self._meeting = _meet(self._limit_s)
+        self._number += 1
+        self._ends_s = started + 2 * self._limit_s + max(self._limit_s, _MARK_S) + _LATE_S
+        state = None if stuck else training_state(self._model, self._optimizer, policy_step, self._reference())
         self._copied.clear()
-        self._thread = threading.Thread(target=self._save, args=(policy_step, state, started), name="save", daemon=True)
+        self._thread = threading.Thread(target=self._save, args=(self._number, self._meeting, policy_step, state, started), name="save", daemon=True)
         self._thread.start()
         self._blocked_s = time.monotonic() - started
 
@@ -164,51 +226,74 @@ class Saver:
         self._copied.wait()
         self._blocked_s += time.monotonic() - started
 
-    def wait(self) -> None:
-        """Returns once no save is running."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def wait(self) -> bool:
+        """Returns once no save is running; False: one hangs in its disk, and is given up."""
+        if self._thread is None:
+            return True
+        self._thread.join(max(0.0, self._ends_s - time.monotonic()))
+        ended, self._thread = not self._thread.is_alive(), None
+        return ended
 
-    def _save(self, policy_step: int, live: dict[str, Any], started: float) -> None:
+    def _save(self, number: int, meeting: _Meeting, policy_step: int, live: dict[str, Any] | None, started: float) -> None:
         cut = self._folder / f"step-{policy_step:06d}.tmp"  # the gateway marks it and takes the suffix away
-        before = self.report
-        try:
-            try:
-                self._copies = state = _copy(live, self._copies)
-            finally:
-                self._copied.set()
-            if dist.get_rank() == 0:
-                shutil.rmtree(cut, ignore_errors=True)  # what an earlier life left unfinished
-            dist.barrier(group=self._group)
-            faultpoints.point("trainer_save")
-            self._write(state, checkpoint_id=cut, process_group=self._group)
-            self._sum(cut)
-            marked = self._feed.save_cut(policy_step, str(cut)) if dist.get_rank() == 0 else ""
-            self.report = SaveReport(num_saved=before.num_saved + 1, num_failed=before.num_failed, blocked_s=self._blocked_s, seconds=time.monotonic() - started, last_cut=marked)
-        except (Exception, dcp.CheckpointException) as error:  # supervised edge; the library's own error is no Exception
-            _LOG.error("save of step %d failed on this or another rank: %s: %s", policy_step, type(error).__name__, error)
-            self.report = SaveReport(num_saved=before.num_saved, num_failed=before.num_failed + 1, blocked_s=self._blocked_s, seconds=before.seconds, last_cut=before.last_cut)
+        before, marked = self.report, list[str]()
+        error = (
+            meeting.together(f"{number}/copy", lambda: self._copy(live, cut), self._limit_s)
+            or meeting.together(f"{number}/write", lambda: self._write_own(cut, meeting), self._limit_s)
+            or meeting.together(f"{number}/mark", lambda: marked.extend(self._mark(policy_step, cut)), max(self._limit_s, _MARK_S))
+        )
+        if number != self._number:
+            return  # given up long ago, and counted then
+        if error:
+            meeting.leave()
+            _LOG.error("save of step %d failed: %s", policy_step, error)
+            self.report = replace(before, num_failed=before.num_failed + 1, blocked_s=self._blocked_s)
             self._clean_up(policy_step, cut, error)
+        else:
+            self.report = SaveReport(num_saved=before.num_saved + 1, num_failed=before.num_failed, blocked_s=self._blocked_s, seconds=time.monotonic() - started, last_cut="".join(marked), last_step=policy_step)
 
-    def _sum(self, cut: Path) -> None:
-        """Every rank leaves the checksums of what it wrote. Collective; raises OSError on all ranks when it failed on one."""
-        rank, failure = dist.get_rank(), None
+    def _copy(self, live: dict[str, Any] | None, cut: Path) -> None:
         try:
-            names = sorted(path.name for path in cut.glob(f"__{rank}_*"))
-            write_sums(cut, [*names, ".metadata"] if rank == 0 else names, cut / f"sums-{rank}.json")
-        except OSError as error:
-            failure = error
-        failed = torch.tensor(int(failure is not None))
-        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
-        if failed:
-            raise failure or OSError("checksums could not be written on another rank")
+            if live is None:
+                raise OSError(f"the save before this one still hangs in its disk, long after checkpoint.save_s={self._limit_s:.0f}")
+            self._copies = _copy(live, self._copies)
+        finally:
+            self._copied.set()
+        if dist.get_rank() == 0:
+            shutil.rmtree(cut, ignore_errors=True)  # what an earlier life left unfinished
 
-    def _clean_up(self, policy_step: int, cut: Path, error: BaseException) -> None:
+    def _write_own(self, cut: Path, meeting: _Meeting) -> None:
+        """The library's save, and the checksums of what this rank wrote."""
+        faultpoints.point("trainer_save")
+        self._write(self._copies, checkpoint_id=cut, process_group=meeting.group)
+        rank = dist.get_rank()
+        names = sorted(path.name for path in cut.glob(f"__{rank}_*"))
+        write_sums(cut, [*names, ".metadata"] if rank == 0 else names, cut / f"sums-{rank}.json")
+
+    def _mark(self, policy_step: int, cut: Path) -> list[str]:
+        return [self._feed.save_cut(policy_step, str(cut))] if dist.get_rank() == 0 else []
+
+    def _clean_up(self, policy_step: int, cut: Path, error: str) -> None:
         if dist.get_rank() != 0:
             return
         shutil.rmtree(cut, ignore_errors=True)
         try:
-            self._feed.save_failed(policy_step, f"{type(error).__name__}: {error}")
+            self._feed.save_failed(policy_step, error)
         except Exception as second:  # supervised edge: the gateway itself may be what failed
             _LOG.error("could not report the failed save of step %d: %s", policy_step, second)
+
+
+def _failure_of(work: Callable[[], None]) -> str:
+    """What a part of a save raised, in a line; "" for nothing. The library's own error, which holds every rank's, is no Exception."""
+    try:
+        work()
+    except dcp.CheckpointException as error:
+        return "; ".join(f"rank {rank}: {_words(inner)}" for rank, (inner, _) in sorted(error.failures.items()))
+    except Exception as error:  # supervised edge
+        _LOG.warning("a part of a save failed here", exc_info=True)
+        return _words(error)
+    return ""
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_SAID_CHARS]}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learner.config import LearnerConfig
 from learner.trainer.companion import Companion, Following
@@ -48,7 +48,7 @@ def load_critic(config: LearnerConfig, policy: Policy, model_dir: Path, world: W
         return None
     folder = resolve_model(wanted.model) if wanted.model else model_dir
     model = load_value_model(folder, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), engine=engine_of(config.trainer, world.device))
-    sizes = [cast(nn.Module, module).weight.shape[0] for module in (policy.causal_lm.get_input_embeddings(), model.backbone.get_input_embeddings())]  # type: ignore[operator]
+    sizes = [cast(Tensor, module.get_input_embeddings().weight).shape[0] for module in (policy.causal_lm, model.backbone)]  # type: ignore[operator]
     if sizes[0] != sizes[1]:
         raise ValueError(f"critic.model has {sizes[1]} tokens, the policy {sizes[0]}: both read the same ids; use a model of the same family")
     return Critic(model, Optimizer(model.named_parameters(), wanted.optimizer, total_updates=config.total_updates), clip=wanted.clip)

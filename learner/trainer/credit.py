@@ -77,8 +77,13 @@ def advantages_of(table: Sequence[Entry], function: AdvantageFunction, *, overlo
 def _scores(group: Sequence[Entry], overlong: OverlongConfig | None, max_new_tokens: int) -> GroupScores:
     rewards = torch.tensor([entry.reward for entry in group], dtype=torch.float64)
     if overlong is not None:
-        lengths, truncated = torch.tensor([e.num_completion_tokens for e in group]), torch.tensor([e.truncated for e in group])
-        rewards = rewards + overlong.weight * overlong_penalty(lengths, max_tokens=max_new_tokens, buffer_tokens=overlong.buffer_tokens, truncated=truncated)
+        rewards = rewards + penalties_of(group, overlong, max_new_tokens)
     names = sorted({name for entry in group for name in entry.reward_parts})
     parts = {name: torch.tensor([entry.reward_parts.get(name, float("nan")) for entry in group], dtype=torch.float64) for name in names}
     return GroupScores(rewards=rewards, num_tokens=torch.tensor([entry.num_trained_tokens for entry in group]), parts=parts)
+
+
+def penalties_of(entries: Sequence[Entry], overlong: OverlongConfig, max_new_tokens: int) -> Tensor:
+    """What is added to each sample's reward for its length, float64 [num_entries], at most 0."""
+    lengths, truncated = torch.tensor([e.num_completion_tokens for e in entries]), torch.tensor([e.truncated for e in entries])
+    return overlong.weight * overlong_penalty(lengths, max_tokens=max_new_tokens, buffer_tokens=overlong.buffer_tokens, truncated=truncated)

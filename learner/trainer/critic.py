@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,8 @@ class ValueModel(nn.Module):
         refuse_unknown_forms(causal_lm)
         self.backbone = cast(nn.Module, causal_lm.base_model)
         self.engine, self._windows = fitted(engine, causal_lm), windows_of(causal_lm)
-        width, dtype = int(causal_lm.config.hidden_size), next(self.backbone.parameters()).dtype
+        config: Any = causal_lm.config
+        width, dtype = int(config.hidden_size), next(self.backbone.parameters()).dtype
         with on_meta():
             self.head = nn.Linear(width, 1, dtype=dtype)
 

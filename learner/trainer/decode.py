@@ -66,6 +66,7 @@ def decode_entry(row: feed_pb2.TableRow) -> Entry:
         truncated=row.truncated,
         num_versions=row.num_versions,
         reward_parts=dict(row.reward_parts),
+        data_set=row.data_set,
     )
 
 

@@ -94,7 +94,7 @@ def pairs_per_token(causal_lm: nn.Module) -> int:
     names = set(getattr(causal_lm, "_no_split_modules", None) or [])
     layer = next((module for module in causal_lm.modules() if {kind.__name__ for kind in type(module).__mro__} & names), causal_lm)  # sharded, a layer's class has another name
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return max(1, sum(parameter.numel() for parameter in layer.parameters()) // (2 * config.num_attention_heads * width))
+    return max(1, sum(parameter.numel() for parameter in layer.parameters()) // int(2 * config.num_attention_heads * width))
 
 
 def prepare_layers(layers: list[nn.Module], engine: Engine) -> None:

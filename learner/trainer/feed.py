@@ -25,7 +25,6 @@ from protos.learner.v1alpha1 import feed_pb2, feed_pb2_grpc
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
 T = TypeVar("T")
-_LEAVE_AFTER_S = 5.0  # how long a rank that was told to stop still waits for a batch
 _POLL_S = 0.2
 _ROWS_BYTES = 1 << 20  # rows come several to a message of about this size
 
@@ -39,7 +38,7 @@ class Superseded(Exception):
 
 
 class Leave(Exception):
-    """Told to stop while waiting for a batch."""
+    """Told to stop while waiting for a batch, and no gateway said what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +62,16 @@ class Order:
 class Feed:
     """Blocking calls to the gateway. Example: `feed = Feed("127.0.0.1:7430", incarnation=ns, rank=0); feed.register(world_size=2)`"""
 
-    def __init__(self, address: str, *, incarnation: int, rank: int, patience_s: float = 120.0) -> None:
-        self._incarnation, self._rank, self._patience_s = incarnation, rank, patience_s
+    def __init__(self, address: str, *, incarnation: int, rank: int, patience_s: float = 120.0, leave_s: float = 60.0, security: rpc.Security = rpc.OPEN) -> None:
+        """leave_s: how long a rank that was told to stop waits for the gateway's word, which may be starting again."""
+        self._incarnation, self._rank, self._patience_s, self._leave_s = incarnation, rank, patience_s, leave_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="feed", daemon=True)
         self._thread.start()
-        self._channel, self._stub = self._run(self._open(address)).result()
+        self._channel, self._stub = self._run(self._open(address, security)).result()
 
-    async def _open(self, address: str) -> tuple[grpc.aio.Channel, feed_pb2_grpc.FeedServiceStub]:
-        channel = rpc.channel(address)
+    async def _open(self, address: str, security: rpc.Security) -> tuple[grpc.aio.Channel, feed_pb2_grpc.FeedServiceStub]:
+        channel = rpc.channel(address, security)
         return channel, feed_pb2_grpc.FeedServiceStub(channel)
 
     def _run(self, coroutine: Any) -> Future[Any]:
@@ -112,9 +112,9 @@ class Feed:
                 asked.cancel()
                 asked, told = self._ask(policy_step, leaving=True), True
             waited_s += _POLL_S if told else 0.0
-            if waited_s > _LEAVE_AFTER_S:
+            if waited_s > self._leave_s:
                 asked.cancel()
-                raise Leave(f"told to stop while waiting for the batch of step {policy_step}")
+                raise Leave(f"told to stop while waiting for the batch of step {policy_step}, and no gateway answered within {self._leave_s:.0f} s (checkpoint.leave_s): there is no cut of that step")
 
     def _ask(self, policy_step: int, *, leaving: bool) -> Future[Any]:
         return self._run(self._patient(lambda: self._take(policy_step, leaving=leaving)))

@@ -38,6 +38,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "trained_tokens": sum(entry.num_trained_tokens for entry in usable),
         "generated_tokens": stats.num_generated_tokens,
         "zero_signal_share": zero_signal_share(batch.table),
+        **({"data_sets": sets} if (sets := _by_data_set(batch.table)) else {}),
         "staleness": {str(steps): tokens for steps, tokens in sorted(stats.tokens_by_staleness.items())},
         "staleness_max": max((entry.staleness for entry in batch.table), default=0),
         "mixed_version_samples": sum(entry.num_versions > 1 for entry in batch.table),
@@ -95,6 +96,22 @@ def _critic(result: StepResult) -> dict[str, Any]:
         "num_updates": sum(not update.skipped for update in result.critic_updates),
         "skipped_updates": sum(update.skipped for update in result.critic_updates),
     }
+
+
+def _by_data_set(table: Sequence[Entry]) -> dict[str, dict[str, Any]]:
+    """What a run with named data sets wants to know of each."""
+    result = {}
+    for name in sorted({entry.data_set for entry in table} - {""}):
+        mine = [entry for entry in table if entry.data_set == name]
+        usable = [entry for entry in mine if entry.usable]
+        result[name] = {
+            "num_groups": len(groups_of(mine)),
+            "reward_mean": _mean(np.array([entry.reward for entry in usable])),
+            "trained_tokens": sum(entry.num_trained_tokens for entry in usable),
+            "truncated_share": _mean(np.array([entry.truncated for entry in mine], dtype=float)),
+            "zero_signal_share": zero_signal_share(mine),
+        }
+    return result
 
 
 def _mean(values: np.ndarray[Any, Any]) -> float:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -38,10 +38,11 @@ from learner.algorithms.reinforce import reinforce_loss
 from learner.algorithms.sapo import sapo_loss
 from learner.algorithms.sequence_ratio import geometric_mean_loss, gspo_loss
 from learner.algorithms.tokens import Tokens
+from learner.config import LearnerConfig
 from learner.trainer.credit import AdvantageFunction, advantage_function, advantages_of
 from learner.trainer.packing import Row
 from learner.trainer.plug import load_function
-from learner.trainer.table import Counts, Entry, Minibatch, cut
+from learner.trainer.table import Counts, Entry, Minibatch, SampleId, cut
 
 LossFunction = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]  # loss of each token [n], and sums over tokens for metrics
 
@@ -54,11 +55,33 @@ class Objective:
     advantage: AdvantageFunction
     loss: LossFunction
     max_new_tokens: int
+    sets: Mapping[str, Objective] = field(default_factory=dict)  # by data set, where it has its own; they have none themselves
+
+    def of(self, data_set: str) -> Objective:
+        """The objective of a sample's data set."""
+        return self.sets.get(data_set, self)
+
+    @property
+    def needs_start_logprobs(self) -> bool:
+        """Whether a pass over the batch comes before the first update."""
+        return any(one.config.needs_start_logprobs for one in (self, *self.sets.values()))
+
+    @property
+    def bounds_second_moment(self) -> bool:
+        """Whether a choice over the whole batch needs that pass for every minibatch."""
+        return any(one.config.correction is not None and one.config.correction.second_moment is not None for one in (self, *self.sets.values()))
+
+    def masks(self, entry: Entry) -> bool:
+        """Whether a sample trains nothing because it was cut off at the length limit."""
+        return entry.truncated and self.of(entry.data_set).config.truncated == "mask"
 
     def minibatches(self, table: Sequence[Entry], *, num: int) -> list[Minibatch]:
-        """The batch cut into `num` minibatches, each sample with its advantage; these are the whole batch's, whatever `num`."""
-        advantages = advantages_of(table, self.advantage, overlong=self.config.overlong, max_new_tokens=self.max_new_tokens)
-        return cut(table, advantages, num_minibatches=num, train_all=self.config.trains_all, mask_truncated=self.config.truncated == "mask")
+        """The batch cut into `num` minibatches, each sample with its advantage; these are the whole batch's (of its data set), whatever `num`."""
+        advantages: dict[SampleId, float] = {}
+        for name in dict.fromkeys(entry.data_set for entry in table):
+            one = self.of(name)
+            advantages |= advantages_of([entry for entry in table if entry.data_set == name], one.advantage, overlong=one.config.overlong, max_new_tokens=one.max_new_tokens)
+        return cut(table, advantages, num_minibatches=num, trains_all=lambda entry: self.of(entry.data_set).config.trains_all, masks=self.masks)
 
     def row_loss(self, row: Row, logprob: Tensor, entropy: Tensor | None, counts: Counts) -> tuple[Tensor, dict[str, Tensor]]:
         """This row's share of the loss, a scalar, and sums over its tokens. Args: logprob [num_targets]; entropy alike, or None if not wanted."""
@@ -95,7 +118,7 @@ class Objective:
     def _advantage(self, row: Row, logprob: Tensor) -> Tensor:
         """The sample's advantage, and what a teacher or a KL in the reward says of each token."""
         advantage, kl = row.advantage, self.config.kl
-        if row.teacher is not None:
+        if row.teacher is not None and self.config.teacher is not None:
             advantage = advantage + distillation_advantages(logprob, row.teacher)
         if kl is not None and kl.where == "reward" and self.config.advantage.kind != "gae":  # there it is in the rewards that the critic sees
             advantage = advantage + kl_penalty_to_go(
@@ -115,9 +138,21 @@ def _reference(row: Row) -> Tensor:
     return row.behaviour if row.reference is None else row.reference
 
 
-def make_objective(config: AlgorithmConfig, *, max_new_tokens: int) -> Objective:
+def make_objective(config: AlgorithmConfig, *, max_new_tokens: int, sets: Mapping[str, Objective] = {}) -> Objective:
     """Raises ValueError for a user's function that cannot be loaded."""
-    return Objective(config=config, advantage=advantage_function(config.advantage), loss=loss_function(config.loss), max_new_tokens=max_new_tokens)
+    return Objective(config=config, advantage=advantage_function(config.advantage), loss=loss_function(config.loss), max_new_tokens=max_new_tokens, sets=sets)
+
+
+def objective_of_run(config: LearnerConfig) -> Objective:
+    """With those of the data sets. A constant that sequence sums are divided by is the run's. Raises ValueError for a user's function that cannot be loaded."""
+    length = config.sampling.max_new_tokens
+    sets = {}
+    for name, one in config.data.sets.items():
+        own = config.algorithm_of(name)
+        if own.aggregation == "sequence_sum":
+            own = own.model_copy(update={"norm_tokens": config.algorithm.norm_tokens or length})
+        sets[name] = make_objective(own, max_new_tokens=one.max_new_tokens or length)
+    return make_objective(config.algorithm, max_new_tokens=length, sets=sets)
 
 
 def loss_function(config: LossConfig) -> LossFunction:

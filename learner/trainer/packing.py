@@ -61,6 +61,7 @@ class Row:
     value: Tensor | None = None  # float32 [num_targets], the critic's at the start of the step; None: there is no critic
     returns: Tensor | None = None  # as value: what the critic is trained towards
     start: Tensor | None = None  # float32 [num_targets], log-probs at the start of the step; None: not computed apart
+    data_set: str = ""  # whose samples it holds: a row never mixes two, since each may have its own loss
 
     @property
     def num_targets(self) -> int:

@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from learner.lines import Lines
 from learner.trainer.checkpoint import SaveReport
 from learner.trainer.decode import Batch
-from learner.trainer.lines import Lines
 from learner.trainer.metrics import summary_of_batch, summary_of_result
 from learner.trainer.publish import Published
+from learner.trainer.table import Entry
 from learner.trainer.tally import StepResult
 from learner.weights.push import PushMetrics
 
 _SAMPLES_A_STEP = 4
+Shaping = Callable[[Sequence[Entry]], Mapping[str, Any]]
 
 
 class Recorder:
     """Appends whole lines. Example: `Recorder(run_dir, active=rank == 0, clip=(0.2, 0.28)).step(...)`"""
 
-    def __init__(self, run_dir: Path, *, active: bool, clip: tuple[float, float]) -> None:
-        """active: False on ranks that write nothing. clip: (clip_low, clip_high) of the loss."""
-        self._active, self._clip = active, clip
+    def __init__(self, run_dir: Path, *, active: bool, clip: tuple[float, float], shaping: Shaping = lambda table: {}) -> None:
+        """active: False on ranks that write nothing. clip: (clip_low, clip_high) of the loss. shaping: what lengths did to a batch (shaping.py)."""
+        self._active, self._clip, self._shaping = active, clip, shaping
         self._files = {name: Lines(run_dir / name) for name in ("metrics.jsonl", "samples.jsonl")}
 
     def step(self, batch: Batch, result: StepResult, published: Published, saves: SaveReport, push: PushMetrics, seconds: Mapping[str, float]) -> None:
@@ -40,6 +42,7 @@ class Recorder:
             "lineage": published.lineage,
             "time_s": time.time(),
             **summary_of_batch(batch),
+            **self._shaping(batch.table),
             **summary_of_result(result, clip_low=self._clip[0], clip_high=self._clip[1]),
             "seconds": {**dict.fromkeys(("wait", "train", "snapshot", "save"), 0.0), "push": push.last_seconds, **seconds},
             "trainer_idle_share": seconds.get("wait", 0.0) / total_s,

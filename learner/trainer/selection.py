@@ -7,7 +7,7 @@ the choice does not depend on how the batch was cut. Made once a step, before it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,18 @@ from learner.algorithms.second_moment import second_moment_threshold, within
 from learner.trainer.packing import Row
 
 Gather = Callable[[Tensor], Tensor]  # a float32 vector of each rank to all of them joined; collective
+
+
+def select_each(rows: Sequence[Sequence[Row]], configs: Mapping[str, AlgorithmConfig], gather: Gather) -> list[list[Row]]:
+    """`select` for the rows of each data set by itself, in the order of `configs` on every rank; other rows stay as they are. Collective."""
+    result = [list(part) for part in rows]
+    for name, config in configs.items():
+        mine = [[index for index, row in enumerate(part) if row.data_set == name] for part in result]
+        chosen = select([[part[index] for index in indexes] for part, indexes in zip(result, mine, strict=True)], config, gather)
+        for part, indexes, made in zip(result, mine, chosen, strict=True):
+            for index, row in zip(indexes, made, strict=True):
+                part[index] = row
+    return result
 
 
 def select(rows: Sequence[Sequence[Row]], config: AlgorithmConfig, gather: Gather) -> list[list[Row]]:

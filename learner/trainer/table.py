@@ -7,7 +7,7 @@ everywhere without a collective, whatever rank holds which payload.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +38,7 @@ class Entry:
     num_versions: int
     unusable_reason: str = ""  # empty where usable
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    data_set: str = ""  # name of the prompt's; empty: the run has one without
 
     @property
     def id(self) -> SampleId:
@@ -62,6 +63,7 @@ class Minibatch:
     advantages: Mapping[SampleId, float]  # samples whose gradient is not zero by construction
     counts: Counts  # of all usable samples that are trained on, those of advantage 0 as well
     staleness: Mapping[SampleId, int] = field(default_factory=dict)  # of the oldest token of each sample in `advantages`
+    data_sets: Mapping[SampleId, str] = field(default_factory=dict)  # of each sample in `advantages`
 
 
 def groups_of(table: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -72,24 +74,32 @@ def groups_of(table: Sequence[Entry]) -> dict[str, list[Entry]]:
     return groups
 
 
-def cut(table: Sequence[Entry], advantages: Mapping[SampleId, float], *, num_minibatches: int, train_all: bool = False, mask_truncated: bool = False) -> list[Minibatch]:
+def nobody(entry: Entry) -> bool:
+    """False for every sample."""
+    return False
+
+
+def cut(
+    table: Sequence[Entry], advantages: Mapping[SampleId, float], *, num_minibatches: int, trains_all: Callable[[Entry], bool] = nobody, masks: Callable[[Entry], bool] = nobody
+) -> list[Minibatch]:
     """The batch as minibatches of whole groups, as equal in number as they can be, in table order.
 
-    Samples of advantage 0 are left to the denominators, unless train_all says that they have a gradient too. With mask_truncated, samples cut
-    off at the length limit are in neither.
+    Samples of advantage 0 are left to the denominators, unless trains_all says that they have a gradient too. Samples that `masks` names are
+    in neither. The counts are over all data sets: a token weighs the same wherever it comes from.
     """
     groups = list(groups_of(table).values())
     bounds = [round(i * len(groups) / num_minibatches) for i in range(num_minibatches + 1)]
     parts = [[entry for group in groups[start:end] for entry in group] for start, end in itertools.pairwise(bounds)]
-    return [_minibatch([e for e in part if e.usable and e.num_trained_tokens and not (mask_truncated and e.truncated)], advantages, train_all) for part in parts]
+    return [_minibatch([e for e in part if e.usable and e.num_trained_tokens and not masks(e)], advantages, trains_all) for part in parts]
 
 
-def _minibatch(usable: Sequence[Entry], advantages: Mapping[SampleId, float], train_all: bool) -> Minibatch:
-    trained = [entry for entry in usable if train_all or advantages[entry.id] != 0.0]
+def _minibatch(usable: Sequence[Entry], advantages: Mapping[SampleId, float], trains_all: Callable[[Entry], bool]) -> Minibatch:
+    trained = [entry for entry in usable if advantages[entry.id] != 0.0 or trains_all(entry)]
     return Minibatch(
         advantages={entry.id: advantages[entry.id] for entry in trained},
         counts=Counts(num_tokens=sum(entry.num_trained_tokens for entry in usable), num_sequences=len(usable)),
         staleness={entry.id: entry.staleness for entry in trained},
+        data_sets={entry.id: entry.data_set for entry in trained},
     )
 
 

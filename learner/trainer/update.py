@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.algorithm_config import CriticAdvantage
 from learner.trainer.companion import Companion
 from learner.trainer.critic import Critic
 from learner.trainer.model import Policy
@@ -24,10 +23,10 @@ from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.packing import Plan, Row, WeightedSample, dummy_row
 from learner.trainer.samples import Sample
-from learner.trainer.selection import select
+from learner.trainer.selection import select_each
 from learner.trainer.table import Counts, Minibatch, SampleId
 from learner.trainer.tally import StepResult, Tally, concatenated, total
-from learner.trainer.values import with_advantages
+from learner.trainer.values import with_advantages_each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +46,14 @@ def train_step(
     companions: second models, whose log-probs go into the row's field of the same name. critic: of an algorithm that has one.
     """
     rows = _rows(policy, samples, minibatches, row_tokens, share_prefix)
+    configs = {name: one.config for name, one in (objective.sets or {"": objective}).items()}
     for name, companion in companions.items():
         judged = companion.logprobs(rows)
         rows = [[_with(row, name, value) for row, value in zip(part, values, strict=True)] for part, values in zip(rows, judged, strict=True)]
     if critic is not None:
-        assert isinstance(objective.config.advantage, CriticAdvantage), "a critic goes with advantage.kind=gae"
-        rows = with_advantages(rows, critic.values(rows), objective.config.advantage, objective.config.kl, total)
+        rows = with_advantages_each(rows, critic.values(rows), configs, total)
     if course.actor:
-        rows = select(_with_start(policy, rows, objective), objective.config, concatenated)
+        rows = select_each(_with_start(policy, rows, objective), configs, concatenated)
     tally = Tally()
     for _ in range(course.epochs):
         for number, (minibatch, part) in enumerate(zip(minibatches, rows, strict=True)):
@@ -72,7 +71,7 @@ def _train_actor(policy: Policy, optimizer: Optimizer, rows: Sequence[Row], coun
     made = []
     for row in rows:
         logprob = _backward(policy, row, counts, objective, tally)
-        made.append(replace(row, start=logprob) if objective.config.needs_start_logprobs and row.start is None else row)
+        made.append(replace(row, start=logprob) if objective.needs_start_logprobs and row.start is None else row)
     tally.updates.append(optimizer.update())
     return made
 
@@ -87,16 +86,22 @@ def _rows(policy: Policy, samples: Sequence[Sample], minibatches: Sequence[Minib
     """Rows of each minibatch on the policy's device, as many as on every other rank. Collective."""
     held = {(sample.group_id, sample.sample_index): sample for sample in samples}
     device = policy.device
-    plans = [Plan(_mine(minibatch, held), row_tokens=row_tokens, share_prefix=share_prefix) for minibatch in minibatches]
-    made = []
-    for plan, count in zip(plans, _largest([plan.num_rows for plan in plans]), strict=True):
+    plans = [(number, name, Plan(mine, row_tokens=row_tokens, share_prefix=share_prefix)) for number, minibatch in enumerate(minibatches) for name, mine in _mine(minibatch, held).items()]
+    made: list[list[Row]] = [[] for _ in minibatches]
+    for (number, name, plan), count in zip(plans, _largest([plan.num_rows for _, _, plan in plans]), strict=True):
         rows = plan.rows(num_rows=count, pairs_per_token=policy.pairs_per_token)
-        made.append([row.to(device) for row in [*rows, *[dummy_row()] * (count - len(rows))]])
+        made[number] += [replace(row, data_set=name).to(device) for row in [*rows, *[dummy_row()] * (count - len(rows))]]
     return made
 
 
-def _mine(minibatch: Minibatch, held: Mapping[SampleId, Sample]) -> list[WeightedSample]:
-    return [WeightedSample(sample=held[key], advantage=value, staleness=minibatch.staleness.get(key, 0)) for key, value in minibatch.advantages.items() if key in held]
+def _mine(minibatch: Minibatch, held: Mapping[SampleId, Sample]) -> dict[str, list[WeightedSample]]:
+    """This rank's samples by data set; the same data sets on every rank."""
+    names = {key: minibatch.data_sets.get(key, "") for key in minibatch.advantages}
+    mine: dict[str, list[WeightedSample]] = {name: [] for name in names.values()}
+    for key, value in minibatch.advantages.items():
+        if key in held:
+            mine[names[key]].append(WeightedSample(sample=held[key], advantage=value, staleness=minibatch.staleness.get(key, 0)))
+    return mine
 
 
 def _with(row: Row, name: Literal["reference", "teacher"], value: Tensor) -> Row:
@@ -108,13 +113,11 @@ def _with_start(policy: Policy, rows: Sequence[Sequence[Row]], objective: Object
 
     The first minibatch has them from its own forward pass, so it is passed over unless a choice over the whole batch needs all. Collective.
     """
-    if not objective.config.needs_start_logprobs:
+    if not objective.needs_start_logprobs:
         return [list(part) for part in rows]
-    correction = objective.config.correction
-    chosen_over_all = correction is not None and correction.second_moment is not None
     first = next((index for index, part in enumerate(rows) if part), 0)
     with torch.no_grad():
-        return [list(part) if index == first and not chosen_over_all else [replace(row, start=policy(row)) for row in part] for index, part in enumerate(rows)]
+        return [list(part) if index == first and not objective.bounds_second_moment else [replace(row, start=policy(row)) for row in part] for index, part in enumerate(rows)]
 
 
 def _largest(numbers: Sequence[int]) -> list[int]:
@@ -126,6 +129,7 @@ def _largest(numbers: Sequence[int]) -> list[int]:
 
 def _backward(policy: Policy, row: Row, counts: Counts, objective: Objective, tally: Tally) -> Tensor:
     """Forward and backward of one row; gradients add up in the parameters. The log-probs [num_targets], detached."""
+    objective = objective.of(row.data_set)
     wants_entropy = objective.config.entropy_bonus > 0
     scores = policy(row, with_entropy=wants_entropy)
     logprob, entropy = scores.unbind() if wants_entropy else (scores, None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from learner.algorithm_config import CriticAdvantage, KlConfig
+from learner.algorithm_config import AlgorithmConfig, CriticAdvantage, KlConfig
 from learner.algorithms.gae import packed_advantages
 from learner.algorithms.kl import ESTIMATORS
 from learner.trainer.packing import Row
@@ -31,6 +31,21 @@ def token_rewards(row: Row, kl: KlConfig | None) -> Tensor:
         assert row.reference is not None, "a KL in the reward has a reference"
         rewards = rewards - kl.coefficient * ESTIMATORS[kl.estimator](row.behaviour - row.reference).to(torch.float64)
     return rewards
+
+
+def with_advantages_each(rows: Sequence[Sequence[Row]], values: Sequence[Sequence[Tensor]], configs: Mapping[str, AlgorithmConfig], total: Total) -> list[list[Row]]:
+    """`with_advantages` for the rows of each data set by itself, in the order of `configs` on every rank. Collective."""
+    result = [list(part) for part in rows]
+    for name, config in configs.items():
+        assert isinstance(config.advantage, CriticAdvantage), "a critic goes with advantage.kind=gae"
+        mine = [[index for index, row in enumerate(part) if row.data_set == name] for part in result]
+        chosen = [[part[index] for index in indexes] for part, indexes in zip(result, mine, strict=True)]
+        given = [[part[index] for index in indexes] for part, indexes in zip(values, mine, strict=True)]
+        made = with_advantages(chosen, given, config.advantage, config.kl, total)
+        for part, indexes, new in zip(result, mine, made, strict=True):
+            for index, row in zip(indexes, new, strict=True):
+                part[index] = row
+    return result
 
 
 def with_advantages(rows: Sequence[Sequence[Row]], values: Sequence[Sequence[Tensor]], config: CriticAdvantage, kl: KlConfig | None, total: Total) -> list[list[Row]]:

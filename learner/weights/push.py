@@ -33,6 +33,7 @@ from protos.weights.errors import TransferError
 log = logging.getLogger("headrace.learner.push")
 _STORE_TIMEOUT = timedelta(seconds=30)
 _MAX_ATTEMPTS = 8
+_ANSWER_S = 60.0  # beyond the gateway's own clocks, for its answer
 
 
 def store_host(address: str) -> str:
@@ -61,7 +62,8 @@ class PushMetrics:
 class Pusher:
     """One rank's sender. `submit` never blocks; a version not yet begun is replaced by a newer one.
 
-    Rank 0 hosts the rendezvous store on a free port. `deadline_s`: an epoch's sending gives up after this.
+    Rank 0 hosts the rendezvous store on a free port. `deadline_s`: an epoch's sending gives up after this. `settle_s`: the gateway has settled
+    the members of an epoch after this (collective_timeout_s for the ranks to come, prepare_s for the replicas to answer).
     """
 
     def __init__(
@@ -75,7 +77,10 @@ class Pusher:
         store_host: str,
         security: rpc.Security = rpc.OPEN,
         deadline_s: float = 300.0,
+        settle_s: float = 60.0,
     ) -> None:
+        self._begin_limit_s = max(rpc.deadline_s("BeginUpdate") or 0.0, settle_s + _ANSWER_S)
+        self._end_limit_s = max(rpc.deadline_s("EndUpdate") or 0.0, deadline_s + _ANSWER_S)
         self._incarnation = incarnation
         self._rank = rank
         self._deadline_s = deadline_s
@@ -152,7 +157,7 @@ class Pusher:
             begin = self._begin(version, attempt)
             if not begin.members:
                 return
-            end = self._feed.EndUpdate(self._send(version, snapshot, begin), timeout=rpc.deadline_s("EndUpdate"))
+            end = self._feed.EndUpdate(self._send(version, snapshot, begin), timeout=self._end_limit_s)
             self._count(end.outcomes)
             if not end.retry or self._cancelled.is_set():
                 return
@@ -162,7 +167,7 @@ class Pusher:
         request = feed_pb2.BeginUpdateRequest(incarnation=self._incarnation, rank=self._rank, version=version, attempt=attempt, device_uuid=self._device_uuid)
         if self._store is not None:
             request.store_host, request.store_port = self._store_host, self._store.port
-        answer: feed_pb2.BeginUpdateResponse = self._feed.BeginUpdate(request, timeout=rpc.deadline_s("BeginUpdate"), wait_for_ready=True)
+        answer: feed_pb2.BeginUpdateResponse = self._feed.BeginUpdate(request, timeout=self._begin_limit_s, wait_for_ready=True)
         return answer
 
     def _send(self, version: int, snapshot: OpenSnapshot, begin: feed_pb2.BeginUpdateResponse) -> feed_pb2.EndUpdateRequest:

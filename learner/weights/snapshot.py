@@ -26,12 +26,6 @@ from learner.weights.shards import gather_int64, read_shards
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.staging import DTYPES, digest
 
-_PARENT = Path("/dev/shm")
-
-def snapshot_root(run_id: str) -> Path:
-    """Folder of a run's snapshots on this node: `/dev/shm/headrace-<run_id>`."""
-    return _PARENT / f"headrace-{run_id}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:

@@ -73,10 +73,12 @@ def make_nccl(store: dist.Store, host: str, port: int, rank: int, size: int, tim
 
 
 def make_ipc(store: dist.Store, host: str, port: int, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
-    """Learner and replica on one GPU (protos/weights/ipc.py)."""
-    if device.type == "cuda":
+    """Learner and replica on one GPU (protos/weights/ipc.py). Raises RuntimeError naming the rule where this process cannot take part."""
+    if device.type != "cuda":
+        raise RuntimeError(f"transport ipc passes memory of GPUs, and rank {rank} works on a {device.type}; set push.transport to gloo or auto")
+    if device.index is not None:
         torch.cuda.set_device(device)
-        torch.cuda.set_stream(torch.cuda.Stream(device))
+    torch.cuda.set_stream(torch.cuda.Stream(device))
     return IpcGroup(store, rank, size, device)
 
 

@@ -28,9 +28,6 @@ class IpcGroup:
     """One root's buckets for several receivers. Rank 0 is the root. Used by one thread."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
-        """Raises RuntimeError naming the rule where this process cannot take part."""
-        if device.type != "cuda":
-            raise RuntimeError(f"transport ipc passes memory of GPUs, and rank {rank} receives on {device.type}; set push.transport to gloo or auto")
         self._store = store
         self._rank = rank
         self._size = size
@@ -54,8 +51,13 @@ class IpcGroup:
         self._shared.clear()
 
     def _send(self, tensor: torch.Tensor, end: float, abandoned: threading.Event) -> None:
-        torch.cuda.synchronize(self._device)
-        self._store.set(f"bucket/{self._number}", msgpack.packb([self._describe(tensor), tensor.storage_offset(), tensor.numel()]))
+        self._synchronize()
+        try:
+            announcement = [self._describe(tensor), tensor.storage_offset(), tensor.numel(), ""]
+        except Exception as error:  # whatever the driver says: the receivers wait for this bucket and must hear it
+            self._store.set(f"bucket/{self._number}", msgpack.packb([b"", 0, 0, f"{type(error).__name__}: {error}".splitlines()[0]]))
+            raise
+        self._store.set(f"bucket/{self._number}", msgpack.packb(announcement))
         taken = {f"bucket/{self._number}/taken/{rank}": rank for rank in range(1, self._size)}
         while taken:
             self._wait(list(taken.values()), end, abandoned)
@@ -70,13 +72,15 @@ class IpcGroup:
     def _receive(self, tensor: torch.Tensor, end: float, abandoned: threading.Event) -> None:
         while not self._store.check([f"bucket/{self._number}"]):
             self._wait([0], end, abandoned)
-        message, offset, size = msgpack.unpackb(self._store.get(f"bucket/{self._number}"))
+        message, offset, size, failure = msgpack.unpackb(self._store.get(f"bucket/{self._number}"))
+        if failure:
+            raise RuntimeError(f"the root cannot share its memory by CUDA IPC: {failure}; set push.transport to gloo or nccl")
         answer = ""
         try:
             if size != tensor.numel():
                 raise RuntimeError(f"the root sends {size} bytes where {tensor.numel()} were announced")
             tensor.copy_(self._open(message)[offset : offset + size])
-            torch.cuda.current_stream(self._device).synchronize()
+            self._synchronize()
         except RuntimeError as error:
             answer = str(error).splitlines()[0]
             raise
@@ -89,6 +93,9 @@ class IpcGroup:
         if time.monotonic() > end:
             raise RuntimeError(f"no answer by ranks {ranks}")
         time.sleep(_ASK_S)
+
+    def _synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
 
     def _describe(self, tensor: torch.Tensor) -> bytes:
         """A storage is shared once: torch counts its users, and a second description would be another user."""

@@ -105,6 +105,11 @@ class Endpoint:
         self._is_stopped = False
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no call waits or is under way."""
+        return not self._deadlines
+
+    @property
     def num_running(self) -> int:
         """Attempts under way."""
         return self.limiter.num_running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import shutil
@@ -14,12 +15,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from reward_server.sandbox.jail import LAYERS
 
+log = logging.getLogger("headrace.reward_server.sandbox")
+
+_refused: set[frozenset[str]] = set()  # sets of layers that this machine does not really permit
 _GRACE_S = 2.0  # beyond wall_s: for the start, and for killing and reaping
 _OLD_S = 3600.0
 _PREFIX = "headrace-sandbox-"
@@ -70,8 +74,27 @@ class Report:
 def run(program: str, tests: Sequence[Mapping[str, Any]], bounds: Bounds, *, site: Sequence[str] = ()) -> Report:
     """Runs the program once for each test: {"kind": "stdin", "stdin"}, {"kind": "call", "function", "args"} or {"kind": "assert", "code"}.
 
+    A machine may permit a layer in name and refuse what it needs: then the next smaller set of layers is tried, and remembered.
     Blocks for at most wall_s and some two seconds. Raises OSError when the sandbox itself could not be set up.
     """
+    sets = [bounds.layers, [name for name in bounds.layers if name != "files"], [name for name in bounds.layers if name == "user"]]
+    for layers in sets:
+        if frozenset(layers) not in _refused:
+            try:
+                return _run(program, tests, replace(bounds, layers=layers), site)
+            except _RefusedError as error:
+                if layers == sets[-1]:
+                    raise OSError(str(error)) from None
+                log.warning("no sandbox with the layers %s: %s", ", ".join(layers), error)
+                _refused.add(frozenset(layers))
+    raise OSError(f"none of the sets of layers {sets} is permitted here")
+
+
+class _RefusedError(Exception):
+    """The machine refused what a layer needs."""
+
+
+def _run(program: str, tests: Sequence[Mapping[str, Any]], bounds: Bounds, site: Sequence[str]) -> Report:
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     os.chmod(folder, 0o777)  # of a user that does not exist yet; only this sandbox's root lies in it
     ours, theirs = socket.socketpair()
@@ -116,7 +139,7 @@ def _heard(line: socket.socket, job: bytes, num_tests: int, until_s: float, fold
     layers: dict[str, bool] | None = None
     for message in _lines(line, until_s):
         if "sandbox" in message:
-            raise OSError(f"no sandbox could be made: {message['sandbox']}")
+            raise _RefusedError(f"no sandbox could be made: {message['sandbox']}")
         if "layers" in message:
             layers = message["layers"]
             if layers["files"]:

@@ -24,6 +24,7 @@ from reward_server.sandbox import child, jail
 
 TICK_S = 0.02
 _FAILED = "sandbox"
+_TELLS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def main(descriptor: int) -> NoReturn:
@@ -31,8 +32,12 @@ def main(descriptor: int) -> NoReturn:
     jail.die_with_parent()
     line = socket.socket(fileno=descriptor)
     job = json.loads(_received(line, int.from_bytes(_received(line, 8), "big")))
-    layers = jail.leave(frozenset(job["layers"]))
     number = os.getpid()
+    try:
+        layers = jail.leave(frozenset(job["layers"]))
+    except OSError as error:  # a machine may let a process leave, and then do nothing there
+        _say(line, {_FAILED: str(error)})
+        os._exit(1)
     if layers["processes"]:
         inner = os.fork()
         if inner:
@@ -116,14 +121,14 @@ class _Keeper:
             ours.close()
 
     def _others(self) -> list[int]:
-        """Every process of the tree but this one."""
-        if self._layers["processes"] and os.path.exists("/proc/1"):
-            return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-        found, new = [], [os.getpid()]
-        while new:
-            new = [each for pid in new for each in _children(pid)]
-            found += new
-        return found
+        """Every process of the tree but this one, as /proc numbers them: it may be that of the outer namespace."""
+        with suppress(OSError):
+            found, new = [], [int(os.readlink("/proc/self"))]
+            while new:
+                new = [each for pid in new for each in _children(pid)]
+                found += new
+            return found
+        return []  # no /proc inside: each process is still bounded by itself
 
     def _kill_all(self) -> None:
         """SIGKILL to the whole tree until nothing of it is left, and everything is reaped. In a namespace no process can hide."""
@@ -146,8 +151,15 @@ class _Keeper:
 def _children(pid: int) -> list[int]:
     with suppress(OSError):
         tasks = os.listdir(f"/proc/{pid}/task")
-        return [int(word) for task in tasks for word in _text(f"/proc/{pid}/task/{task}/children").split()]
+        words = [_text(f"/proc/{pid}/task/{task}/children") for task in tasks]
+        return [int(word) for each in words for word in each.split()] if _TELLS_CHILDREN else _by_parent(pid)
     return []
+
+
+def _by_parent(pid: int) -> list[int]:
+    """Children, on a kernel that does not list them: every process is asked for its parent."""
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [each for each in numbers if _text(f"/proc/{each}/stat").rpartition(")")[2].split()[1:2] == [str(pid)]]
 
 
 def _text(path: str) -> str:

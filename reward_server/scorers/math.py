@@ -12,6 +12,7 @@ from pydantic import Field
 
 from reward_server import extras
 from reward_server.outcome import Unscored
+from reward_server.scorers import size
 from reward_server.scorers.boxed import final_boxes
 from reward_server.scorers.gold import gold_texts
 
@@ -36,7 +37,8 @@ def score(
     Example: gold `1/3` (or `$\frac13$`), completion `... so \boxed{\frac{2}{6}}`: 1. The answer is what the last `\boxed{}`
     holds (several joined by "and" or commas are a set), else the last formula or number; `require_boxed` gives 0 without a box.
     digits: decimal places to which numbers written with a point must agree.
-    Limits: the parser is heuristic; a percent sign counts as nothing between integers; an answer longer than 2,000 characters is wrong.
+    Limits: the parser is heuristic; a percent sign counts as nothing between integers; an answer longer than 2,000 characters, nested more than
+    24 deep, or of more than 20,000 digits is wrong.
     """
     gold = gold_texts(fields, field)
     if isinstance(gold, Unscored):
@@ -68,6 +70,8 @@ def _library() -> Any:
 
 def _parsed(text: str, *, plain: bool) -> list[Any]:
     """The one expression in a text, in a list; empty: none. plain: a bare number or sum counts too."""
+    if size.is_too_deep(text):
+        return []
     library = _library()
     kinds = [library.LatexExtractionConfig(boxed_match_priority=0)] + [library.ExprExtractionConfig()] * plain
     found = library.parse(text, extraction_config=kinds, fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None)
@@ -98,11 +102,18 @@ def _equal(gold: Any, answer: Any, digits: int) -> bool:
     """Whether the answer is the gold. The library's verdict but for equations: it would take any of them for its right-hand side."""
     import sympy
 
+    if gold == answer:
+        return True
+    relation = sympy.core.relational.Relational
+    if isinstance(answer, sympy.Eq) and not isinstance(gold, relation) and not answer.lhs.free_symbols:
+        answer = answer.rhs  # 2 + 3 = 5
+    if size.is_too_large(answer):
+        return False
     if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq) and not _assigns(gold):
         return _same_equation(gold, answer)
     if isinstance(gold, sympy.Eq) and not _assigns(gold):
         return False
-    if isinstance(answer, sympy.Eq) and not isinstance(gold, sympy.core.relational.Relational) and answer.lhs.free_symbols and not _assigns(answer):
+    if isinstance(answer, sympy.Eq) and not isinstance(gold, relation) and answer.lhs.free_symbols and not _assigns(answer):
         return False
     return bool(_library().verify([gold], [answer], float_rounding=digits, timeout_seconds=None))
 

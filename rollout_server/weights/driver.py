@@ -95,11 +95,12 @@ class UpdateDriver:
         receive_timeout_s: float = 300.0,
         keep_mirror: bool = False,
     ) -> None:
-        """keep_mirror: what was fetched is kept for peers and for deltas also where pushes follow."""
+        """receive_timeout_s: of a transfer, a fetch or a commit; longer where the learner gives its own epochs longer (`welcome`).
+        keep_mirror: what was fetched is kept for peers and for deltas also where pushes follow."""
         self._engine = engine
         self._source = source
         self._catch_up_s = catch_up_s
-        self._receive_timeout_s = receive_timeout_s
+        self._least_timeout_s = self._receive_timeout_s = receive_timeout_s
         self._keep_mirror = keep_mirror
         self._state = State(loaded=engine.loaded_version)
         self._attached = False
@@ -127,9 +128,10 @@ class UpdateDriver:
         """For status and tests."""
         return self._state
 
-    def welcome(self, newest_version: int) -> None:
-        """The replica attends."""
+    def welcome(self, newest_version: int, push_deadline_s: float = 0.0) -> None:
+        """The replica attends. push_deadline_s: after which the learner gives up an epoch."""
         self._attached = True
+        self._receive_timeout_s = max(self._least_timeout_s, push_deadline_s)
         self._apply(Event(kind=EventKind.PUBLISHED, version=newest_version))
 
     def detached(self) -> None:

@@ -114,12 +114,13 @@ class Spread:
 class LearnerSource:
     """LearnerService.FetchWeights, or the peers that it names. `peers`: whether those may be asked."""
 
-    def __init__(self, mirror: Mirror, fetch: Fetch, *, peers: bool = False, deltas: bool = True, anchor_every: int = ANCHOR_EVERY) -> None:
+    def __init__(self, mirror: Mirror, fetch: Fetch, *, peers: bool = False, deltas: bool = True, anchor_every: int = ANCHOR_EVERY, security: rpc.Security = rpc.OPEN) -> None:
         self.mirror = self._mirror = mirror
         self._fetch = fetch
         self._peers = peers
         self._deltas = deltas
         self._anchor_every = anchor_every
+        self._security = security  # of the peers
         self.stats = FetchStats()
 
     async def bring(self, newest: int) -> None:
@@ -147,7 +148,7 @@ class LearnerSource:
 
     async def _from_peer(self, address: str) -> None:
         request = self._request()
-        async with rpc.channel(address) as channel:
+        async with rpc.channel(address, self._security) as channel:
             call = rollout_pb2_grpc.RolloutServiceStub(channel).FetchWeights(
                 rollout_pb2.FetchWeightsRequest(have_version=request.have_version, have_layout=request.have_layout), timeout=_PEER_S
             )

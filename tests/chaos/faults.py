@@ -14,9 +14,10 @@ from protos import faultpoints
 from tests.chaos.scene import KINDS, REPLICAS, Scene
 from tests.system.harness import wait_for
 
-REACHED_S = 40.0  # a planted point is passed within this
+REACHED_S = 180.0  # a planted point is passed within this, on busy cores too
+LEFT_S = 240.0  # a learner that was told to stop has left
 REACHED_BY_CRASH = "after_rollback_before_answer"  # passed only when a trainer comes back
-FULL = ("before_fsync", "before_cut_marker")  # where the disk may say no; inside a save it does when it is full, on all ranks' behalf
+FULL = ("before_fsync", "before_cut_marker", "trainer_save")  # where the disk may say no; the last one says it to one rank only
 
 
 def killed_at_a_point(scene: Scene, rng: random.Random) -> str:
@@ -85,12 +86,15 @@ def redis_restarted(scene: Scene, rng: random.Random) -> str:
 
 
 def learner_told_to_stop(scene: Scene, rng: random.Random) -> str:
-    """A cut, and leave; then the same command again."""
-    learner = scene.run.services["learner"]
-    os.kill(learner.process.pid, signal.SIGTERM)
-    learner.process.wait(90)
+    """A cut, and leave; then the same command again. The signal comes to the supervisor alone, or to all of its processes at once."""
+    learner, whole = scene.run.services["learner"], rng.random() < 0.5
+    if whole:
+        learner.signal(signal.SIGTERM)
+    else:
+        os.kill(learner.process.pid, signal.SIGTERM)
+    learner.process.wait(LEFT_S)
     assert learner.process.returncode == 0, learner.tail()
-    return "SIGTERM learner"
+    return f"SIGTERM learner{', all of its processes' if whole else ''}"
 
 
 def stopped(scene: Scene, rng: random.Random, seconds: float = 20.0) -> str:

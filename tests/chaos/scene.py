@@ -75,7 +75,7 @@ class Scene:
 
     def _start_learner(self) -> None:
         self.run.start_learner(
-            self.env, steps=1_000_000, trainer={"ranks": self.ranks}, checkpoint={"every_steps": 3}, sampling={"group_size": 2, "max_new_tokens": 12},
+            self.env, steps=1_000_000, trainer={"ranks": self.ranks}, checkpoint={"every_steps": 3, "leave_s": 180}, sampling={"group_size": 2, "max_new_tokens": 12},
             staleness={"max_staleness": 2, "window": 2}, lease={"lapse_s": 30, "max_attempts": 20}, journal=self.journal,
         )
 

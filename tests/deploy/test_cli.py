@@ -15,7 +15,7 @@ from deploy.mistakes import Mistakes
 from deploy.serve import parse_scorers, parse_sets, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["launch"], ["validate"], ["status"], ["report"], ["audit"], ["demo"], ["smoke"])
+COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["reward", "try"], ["launch"], ["validate"], ["status"], ["report"], ["audit"], ["demo"], ["smoke"])
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

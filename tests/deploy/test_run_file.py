@@ -12,6 +12,7 @@ import yaml
 from deploy.mistakes import Mistakes
 from deploy.schema import load, parse
 from deploy.services import describe, local_services, max_open_groups
+from tests.certificates import Authority
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "deploy" / "templates"
 
@@ -45,15 +46,33 @@ def test_model_and_run_dir_are_said_once_for_all_sections(content: dict[str, Any
     assert str(run.learner.run_dir) == content["run_dir"]
 
 
+def test_security_is_said_once_for_all_services_and_holds_no_secret(content: dict[str, Any], tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("server", days=1)
+    (tmp_path / "token").write_text("s3cret")
+    section = {"certificate": str(certificate), "key": str(key), "ca": str(authority.ca), "token_file": str(tmp_path / "token")}
+    run = parse({**content, "security": section}, where="run.yaml")
+    assert run.reward is not None and run.learner.security == run.rollout.security == run.reward.security == run.security
+    services = local_services(run)
+    assert all(service.security.token == "s3cret" for service in services)  # of their health checks
+    written = "".join(file.read_text() for file in Path(content["run_dir"]).rglob("*.json")) + json.dumps(describe(run)) + repr(services)
+    assert "s3cret" not in written and str(tmp_path / "token") in written
+
+
 CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.stepz": 5}, ["run.yaml: learner.stepz: unknown key (value 5)"]),
+    ({"rollout.security": {"off": ["tls"]}}, ["run.yaml: rollout.security: every service of a run has the same; move it to the top"]),
+    ({"learner.address": "0.0.0.0:1"}, ["run.yaml: address=0.0.0.0:1 can be reached from other machines, and security gives no tls and no token"]),
+    ({"security.token_env": "NOT_SET_ANYWHERE"}, ["run.yaml: security.token_env=NOT_SET_ANYWHERE: this environment variable is not set"]),
     ({"learner.steps": 0}, ["run.yaml: learner.steps: Input should be greater than or equal to 1, got 0"]),
     ({"rollout.replicas": 0}, ["run.yaml: rollout.replicas: Input should be greater than or equal to 1, got 0"]),
     ({"learner.data": {}}, ["run.yaml: learner.data: prompts=None with 0 sets", "give exactly one of the two"]),
     ({"learner.sampling.temperature": 0}, ["run.yaml: learner: sampling.temperature=0 with group_size=8", "above 0"]),
     ({"rollout.model": "other"}, ["rollout.model='other' differs from model=", "remove rollout.model"]),
+    ({"reward.scorers": [{"name": "answer", "group": {"op": "rank", "of": "x"}}, {"name": "x", "use": "exact"}]}, ["'answer' compares whole groups and rollout.score_groups is false"]),
     ({"learner.scorer": "style"}, ["learner.scorer='style' is none of reward.scorers ['answer']", "name one of them"]),
     ({"learner.data.prompts": "/no/such.jsonl"}, ["learner.data.prompts='/no/such.jsonl': no such file"]),
+    ({"learner.data": {"sets": {"a": {"prompts": "/no/such.parquet"}}}}, ["learner.data.sets.a.prompts='/no/such.parquet': no such file"]),
     ({"rollout.dtype": "bfloat16"}, ["learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16", "set both to bfloat16"]),
     ({"rollout.max_model_len": 127}, ["rollout.max_model_len=127 is less than", "100 + 28 = 128", "128 or more"]),
     ({"learner.data.max_prompt_tokens": 500, "rollout.max_model_len": 528}, ["max_prompt_tokens=500", "reads 512 positions", "at most 484"]),
@@ -123,12 +142,13 @@ def test_services_know_each_others_addresses_before_they_start(content: dict[str
     assert (config["address"], config["replica_id"], config["seed"]) == (services["rollout-1"].address, "rollout-1", 1)
     assert "replicas" not in config
     assert [service.restart for service in services.values()] == [True, True, True, True, False]
+    assert [service.grace_s for service in services.values()] == [0, 0, 0, 0, 60 + 20]  # leave_s, and its end: a learner that is told to stop is not killed in its cut
 
 
 def test_a_learners_address_is_kept_and_its_port_0_is_fixed_before_the_start(content: dict[str, Any]) -> None:
     named = local_services(parse(content, where="x", overrides={"learner.address": "127.0.0.1:7999"}))[-1]
     assert named.address == "127.0.0.1:7999"
-    free = local_services(parse(content, where="x", overrides={"learner.address": "0.0.0.0:0"}))[-1]
+    free = local_services(parse(content, where="x", overrides={"learner.address": "0.0.0.0:0", "security.off": ["tls", "token"]}))[-1]
     assert free.address.startswith("0.0.0.0:") and not free.address.endswith(":0")
 
 

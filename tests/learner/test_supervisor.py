@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from learner import supervisor
+from learner import children, supervisor
 from learner.config import LearnerConfig
 from learner.process import read_config
 from learner.supervisor import Supervisor, claimed, prepare
@@ -36,8 +36,8 @@ def starts(run_dir: Path, name: str) -> list[str]:
     return (run_dir / f"{name}.started").read_text().split()
 
 
-async def supervise(run_dir: Path) -> int:
-    config, resolved = prepare(LearnerConfig.model_validate(settings(run_dir)))
+async def supervise(run_dir: Path, **changes: Any) -> int:
+    config, resolved = prepare(LearnerConfig.model_validate(settings(run_dir, **changes)))
     return await asyncio.wait_for(Supervisor(config, resolved, gateway=FAKE, trainer=FAKE).run(), 40)
 
 
@@ -70,19 +70,49 @@ async def test_a_users_mistake_is_passed_on_and_never_tried_again(who: str, tmp_
 
 
 async def test_ranks_that_keep_failing_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(supervisor, "MAX_FAILURES", 1)
+    monkeypatch.setattr(children, "MAX_FAILURES", 1)
     scripts(tmp_path, trainer_0=["say boom exit 1"])
     assert await supervise(tmp_path) == 1
     assert "failed 2 times in a row" in capfd.readouterr().err
     assert len(starts(tmp_path, "trainer-0")) == 2
 
 
-async def test_told_to_stop_it_waits_for_the_ranks_to_leave_and_keeps_the_gateway_for_them(tmp_path: Path) -> None:
-    # The gateway dies of the same signal; the ranks need one for their cut.
-    scripts(tmp_path, gateway=["sleep 0.8 exit 0", "until-told"])
-    asyncio.get_running_loop().call_later(0.7, os.kill, os.getpid(), signal.SIGTERM)
+async def test_a_gateway_that_left_after_the_run_was_finished_is_not_started_again(tmp_path: Path) -> None:
+    scripts(tmp_path, gateway=["sleep 0.2 exit 0"], trainer_0=["sleep 1.5 exit 0"], trainer_1=["sleep 1.5 exit 1"])  # a rank dies as it leaves
     assert await supervise(tmp_path) == 0
-    assert len(starts(tmp_path, "trainer-0")) == 1
+    assert len(starts(tmp_path, "gateway")) == 1 and len(starts(tmp_path, "trainer-0")) == 1
+
+
+async def test_ranks_that_stay_after_the_run_was_finished_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LAST_RANKS_S", 0.3)
+    scripts(tmp_path, gateway=["sleep 0.2 exit 0"])
+    assert await supervise(tmp_path) == 0
+
+
+async def told_to_stop(run_dir: Path, **changes: Any) -> int:
+    """The exit code when SIGTERM comes once both ranks are ready for it."""
+    running = asyncio.create_task(supervise(run_dir, **changes))
+    while not all((run_dir / f"trainer-{rank}.ready").exists() for rank in range(2)):
+        assert not running.done()
+        await asyncio.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return await running
+
+
+async def test_told_to_stop_it_waits_for_the_ranks_to_leave_and_keeps_the_gateway_for_them(tmp_path: Path) -> None:
+    scripts(tmp_path, gateway=["sleep 1 exit 1", "until-told"], trainer_0=["deaf sleep 6 exit 0"], trainer_1=["deaf sleep 6 exit 0"])
+    assert await told_to_stop(tmp_path) == 0
+    assert len(starts(tmp_path, "trainer-0")) == 1 and len(starts(tmp_path, "gateway")) == 2
+
+
+@pytest.mark.parametrize("line", ["deaf sleep 3 exit 1", "deaf sleep 60 exit 0"])
+async def test_told_to_stop_and_left_without_a_cut_is_exit_code_1_in_one_line(tmp_path: Path, line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A rank that says so, and one that does not leave in time."""
+    scripts(tmp_path, trainer_0=["until-told"], trainer_1=[line])
+    assert await told_to_stop(tmp_path, checkpoint={"leave_s": 5}) == 1
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("headrace: ")]
+    assert len(said) == 1 and "left without a cut of the last step" in said[0] and "checkpoint.leave_s=5" in said[0]
+    assert len(starts(tmp_path, "trainer-1")) == 1
 
 
 def test_the_run_folder_holds_what_was_resolved(tmp_path: Path) -> None:
@@ -122,8 +152,8 @@ async def test_a_clock_that_was_set_back_makes_no_older_incarnation(tmp_path: Pa
 
 async def test_failures_between_which_the_run_came_further_are_not_in_a_row(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    patience = supervisor._Patience(tmp_path)
-    for step in range(2 * supervisor.MAX_FAILURES):
+    patience = children.Patience(tmp_path)
+    for step in range(2 * children.MAX_FAILURES):
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step + 1}) + "\n")
         assert await patience.after(1.0)
@@ -134,13 +164,13 @@ async def test_doing_the_same_steps_again_is_no_progress(tmp_path: Path, monkeyp
     monkeypatch.setattr(asyncio, "sleep", no_time)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 3}\n')
-    patience = supervisor._Patience(tmp_path)
+    patience = children.Patience(tmp_path)
     answers = []
-    for _ in range(supervisor.MAX_FAILURES + 1):
+    for _ in range(children.MAX_FAILURES + 1):
         with metrics.open("a") as file:
             file.write('{"step": 2}\n{"step": 3}\n{"st')
         answers.append(await patience.after(1.0))
-    assert answers == [True] * supervisor.MAX_FAILURES + [False]
+    assert answers == [True] * children.MAX_FAILURES + [False]
 
 
 async def no_time(seconds: float) -> None:

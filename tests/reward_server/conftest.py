@@ -46,7 +46,7 @@ class Calls:
         self.pool = pool
 
     def submit(self, scorer: int, completion: str, fields: dict[str, Any] | None = None, owner: Any = "owner") -> asyncio.Future[Outcome]:
-        answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.pool.submit(scorer=scorer, owner=owner, prompt="", completion=completion, fields=struct(fields or {}), answer=answered.set_result)
         return answered
 

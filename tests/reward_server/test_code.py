@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from reward_server import registry
+from reward_server.config import ScorerConfig
 from reward_server.outcome import Scored, Unscored
 from reward_server.sandbox import box, inside, jail
 from reward_server.scorers import code
@@ -129,12 +131,12 @@ import os, socket
 print(os.path.exists({str(tmp_path)!r}), os.path.exists({__file__!r}), "JUDGE_TOKEN" in os.environ, len([n for n in os.listdir("/proc") if n.isdigit()]) <= 2)
 for path in ("/usr/x", "/x"):
     try: open(path, "w")
-    except OSError: print("read-only")
+    except OSError as error: print(error.errno)
 open("mine", "w").write("may")
 try: socket.create_connection(("127.0.0.1", 22), 1)
 except OSError as error: print(error.errno)
 """
-    assert box.run(program, [{"kind": "stdin", "stdin": ""}], box.Bounds()).ended[0].stdout.split() == ["False", "False", "False", "True", "read-only", "read-only", "101"]  # ENETUNREACH
+    assert box.run(program, [{"kind": "stdin", "stdin": ""}], box.Bounds()).ended[0].stdout.split() == ["False", "False", "False", "True", "30", "30", "101"]  # EROFS twice, ENETUNREACH
 
 
 def test_a_layer_that_is_not_permitted_is_told_and_refused_where_it_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +189,19 @@ async def test_programs_run_from_scorer_processes_and_one_killed_at_its_limit_le
             await asyncio.sleep(0.05)
 
 
+def test_a_machine_that_permits_a_layer_in_name_only_gets_the_next_smaller_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks = "from reward_server.sandbox import jail\ndef no(*_): raise PermissionError('not here')\njail.new_root = no\n"
+    monkeypatch.setattr(box, "_START", box._START.replace("; from", f"\n{breaks}from", 1).replace("; inside", "\ninside"))
+    monkeypatch.setattr(box, "_refused", set())
+    assert box.run(READS, [{"kind": "stdin", "stdin": "2 3"}], box.Bounds()).ended[0].stdout == "5\n"
+    assert box._refused == ({frozenset(jail.LAYERS)} if os.access("/proc/self/ns/mnt", os.R_OK) and box.run("", [{"kind": "stdin"}], box.Bounds(layers=("network",))).layers["network"] else set())
+
+
+def test_the_sandbox_must_end_before_its_scorer_is_killed() -> None:
+    with pytest.raises(ValueError, match=r"limit_s=9 must be at least a second more than wall_s=9"):
+        ScorerConfig.model_validate({"name": "c", "use": "code", "limit_s": 9})
+
+
 def test_what_a_killed_run_left_is_swept_away_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name, age_s in (("headrace-sandbox-old", 4000), ("headrace-sandbox-new", 10), ("other", 4000)):
@@ -194,6 +209,15 @@ def test_what_a_killed_run_left_is_swept_away_after_an_hour(tmp_path: Path, monk
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
     box.sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["headrace-sandbox-new", "other"]
+
+
+def test_children_are_found_on_a_kernel_that_does_not_list_them() -> None:
+    child = subprocess.Popen(["sleep", "20"])
+    try:
+        assert inside._by_parent(os.getpid()) == inside._children(os.getpid()) and child.pid in inside._by_parent(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_the_tick_of_the_keeper_is_far_below_the_shortest_limit() -> None:

@@ -29,6 +29,9 @@ EQUAL = [
     ("3x-y+13=0", r"\boxed{6x - 2y + 26 = 0}"),
     ("(x+1)^2", r"\boxed{x^2 + 2x + 1}"),
     (["7", "8"], r"\boxed{8}"),
+    ("55", r"\boxed{\sum_{n=1}^{10} n = 55}"),
+    (r"$\sum_{n=1}^{\infty} \frac{1}{n^3}$", r"\boxed{\sum_{n=1}^{\infty} \frac{1}{n^3}}"),
+    ("$2^{2^{10}}$", r"\boxed{2^{1024}}"),
     ("A", r"\boxed{A}"),
     (r"\boxed{12}", "12"),
 ]
@@ -91,6 +94,27 @@ def test_digits_say_how_near_a_written_decimal_must_be() -> None:
 )
 def test_boxes_are_read_by_counting_braces(text: str, boxes: list[str]) -> None:
     assert final_boxes(text) == boxes
+
+
+HOSTILE = {
+    "braces": "{" * 900 + "1" + "}" * 900,
+    "parentheses": "(" * 900 + "1" + ")" * 900,
+    "fractions": r"\frac{1}{" * 150 + "1" + "}" * 150,
+    "a tower": "99^{99^{99}}",
+    "a factorial": "10000000!",
+    "a sum": r"\sum_{n=1}^{100000000} \frac{1}{n^3}",
+    "many terms": "(a+b+c+d+e+f)^{40}",
+    "a long number": "9" * 1900,
+    "too long": "1+" * 5_000_000 + "1",
+    "null bytes": "\0" * 1000,
+    "half a pair": "\ud800",
+}
+
+
+@pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.timeout(20)
+def test_a_hostile_answer_is_wrong_and_not_waited_for(answer: str) -> None:
+    assert math.score("", rf"\boxed{{{answer}}}", {"answer": "5"}) == 0.0
 
 
 async def test_sixteen_calls_at_once_through_processes_all_score_one(make_calls: MakeCalls) -> None:

@@ -65,6 +65,8 @@ GOOD = "<think>2 + 2</think>\n<answer>4</answer>"
         (GOOD + "<answer>5</answer>", {}, 0.0),
         ("<answer>4</answer><think>2</think>", {}, 0.0),
         ("<think><answer>4</answer></think>", {}, 0.0),
+        ("<answer>4</answer><think>2</think>", {"outside": True}, 0.0),
+        ("<think><answer>4</answer></think>", {"outside": True}, 0.0),
         ("<think>2</think><answer> </answer>", {}, 0.0),
         ("<think>2</think><answer> </answer>", {"may_be_empty": True}, 1.0),
         ("2 + 2</think><answer>4</answer>", {"opened": True}, 1.0),

@@ -161,3 +161,20 @@ def says_it_differs(prompt: str, completion: str, fields: dict[str, Any]) -> flo
 
 
 says_it_differs.is_deterministic = False  # type: ignore[attr-defined]  # that is how a function says it
+
+
+def longest(prompt: str, completions: list[str], fields: dict[str, Any]) -> Any:
+    """1 for the longest of a group, 0 for the others; the first one may say what to do instead."""
+    if completions[0] == "sleep":
+        time.sleep(60)
+    if completions[0] == "exit":
+        os._exit(3)
+    if completions[0] in ("few", "text"):
+        return {"few": [1.0], "text": ["a", "b"]}[completions[0]]
+    most = max(map(len, completions))
+    return [float(len(each) == most) for each in completions]
+
+
+def is_longer(prompt: str, completion: str, fields: dict[str, Any]) -> float:
+    """Compares with the record's field `other`."""
+    return float(len(completion) > len(fields["other"]))

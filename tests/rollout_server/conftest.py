@@ -40,7 +40,7 @@ async def start(tiny_model: Path) -> AsyncIterator[Start]:
         services: list[Running] = []
 
         async def begin(*, step_s: float = 0.0, engine: SmallEngine | None = None, **values: Any) -> Running:
-            config = RolloutConfig(model=str(tiny_model), engine="small", max_model_len=256, max_num_seqs=8, **values)
+            config = RolloutConfig(model=str(tiny_model), engine="small", max_model_len=256, **{"max_num_seqs": 8, **values})
             made = engine or SmallEngine(config, tiny_model, step_s=step_s)
             service = Service(config, tiny_model, made)
             serving = asyncio.create_task(service.serve())

@@ -141,6 +141,7 @@ class FakeReward(reward_pb2_grpc.RewardServiceServicer):
         self.port = 0
         self.silent = False
         self.requests: list[reward_pb2.ScoreRequest] = []
+        self.groups: list[reward_pb2.ScoreGroupRequest] = []
         self._server: rpc.Server | None = None
 
     async def start(self) -> str:
@@ -152,6 +153,14 @@ class FakeReward(reward_pb2_grpc.RewardServiceServicer):
     async def stop(self) -> None:
         assert self._server is not None
         await self._server.stop(0)
+
+    async def ScoreGroup(self, request: reward_pb2.ScoreGroupRequest, context: Any) -> reward_pb2.ScoreGroupResponse:
+        """Each sample by its place in the group."""
+        self.groups.append(request)
+        if self.silent:
+            await asyncio.sleep(60)
+        scores = [trajectory_pb2.Score(value=float(place)) for place in range(len(request.completions))]
+        return reward_pb2.ScoreGroupResponse(rewards=[trajectory_pb2.Reward(score=each, scorer=request.scorer) for each in scores])
 
     async def Score(self, requests: Any, context: Any) -> AsyncIterator[reward_pb2.ScoreResponse]:
         async for request in requests:

@@ -50,6 +50,7 @@ async def test_a_leased_group_comes_back_sampled_scored_and_labelled(
 async def test_the_first_token_waits_for_the_least_version(
     start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path, other_model: Path
 ) -> None:
+    # faults.md 120: what is sampled first is of the version that the lease asks for
     learner.publish(1, tiny_model)
     running = await start(**at(learner, reward))
     await learner.until(lambda: any(beat.loaded_version == 1 for beat in learner.heartbeats))
@@ -224,3 +225,33 @@ async def test_the_engine_is_never_asked_for_more_than_it_has_room_for(
             most = max(most, running.engine.stats().num_running)
             await asyncio.sleep(0.001)
     assert 3 < most <= 8
+
+
+async def test_samples_named_greedy_are_drawn_at_temperature_0_whatever_the_lease_is_for(
+    start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path
+) -> None:
+    learner.publish(1, tiny_model)
+    training, evaluation = a_lease(0, group_size=3), a_lease(1, group_size=3)
+    training.greedy.append(2)
+    evaluation.greedy.append(0)
+    evaluation.purpose = pb.LEASE_PURPOSE_EVALUATION
+    await learner.lend(training, evaluation)
+    running = await start(**at(learner, reward))
+    await learner.until(lambda: len(learner.submitted) == 6)
+    wanted = [d async for d in running.engine.generate(PROMPT, SamplingSpec(temperature=0, max_new_tokens=8), "probe", stream=False)][-1].token_ids
+    greedy = {(t.group_id, t.sample_index) for t in learner.submitted if list(unpack(t.completion_ids)) == list(wanted)}
+    assert greedy == {("g0", 2), ("g1", 0)}
+
+
+async def test_room_is_counted_in_training_groups_though_an_evaluation_lends_smaller_ones(
+    start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path
+) -> None:
+    learner.publish(1, tiny_model)
+    leases = [a_lease(number, group_size=4 if number == 0 else 1) for number in range(3)]
+    for lease in leases[1:]:
+        lease.purpose = pb.LEASE_PURPOSE_EVALUATION
+    running = await start(**at(learner, reward))
+    for lease in leases:
+        await learner.lend(lease)
+        await learner.until(lambda lease=lease: any(t.group_id == lease.group_id for t in learner.submitted))  # type: ignore[misc]
+    assert running.service.actor is not None and running.service.actor._group_size == 4

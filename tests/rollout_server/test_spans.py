@@ -6,6 +6,7 @@ from rollout_server.spans import Span, SpanTrack
 
 
 def test_five_tokens_under_3_and_four_under_4_are_labelled_so_even_when_5_came_later() -> None:
+    # faults.md 34
     track = SpanTrack(3)
     track.switch(4, num_tokens=5)
     track.switch(5, num_tokens=9)  # after the last token: it drew nothing

@@ -168,6 +168,7 @@ async def test_spans_agree_with_vllms_own_labels(engine: VllmEngine, weights: We
 
 
 async def test_an_answer_read_only_after_an_update_is_labelled_with_what_drew_it(engine: VllmEngine, weights: Weights) -> None:
+    # faults.md 34
     version = await weights.stage()
     stream = engine.generate(PROMPT, SamplingSpec(temperature=1.0, max_new_tokens=12, seed=1), "late")
     deltas = [await anext(stream)]
@@ -180,6 +181,7 @@ async def test_an_answer_read_only_after_an_update_is_labelled_with_what_drew_it
 
 
 async def test_requests_made_around_an_update_lose_nothing(engine: VllmEngine, weights: Weights) -> None:
+    # faults.md 33: 50 submissions race with the pause, and no token's log-prob is of other weights than its label says
     version = await weights.stage()
     samples = []
 

@@ -43,6 +43,7 @@ async def an_engine(folder: Path, **values: object) -> AsyncIterator[VllmEngine]
 async def test_kept_kv_continues_under_new_weights_aborts_nobody_and_is_never_found_by_later_requests(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    # faults.md 31: 16 streams, none aborted, each with both versions
     other = reference.perturbed(tiny_model, tmp_path / "other", seed=1)
     old, new = reference.load(tiny_model), reference.load(other)
     async with an_engine(tiny_model, in_flight="keep") as engine:
@@ -88,6 +89,14 @@ async def test_a_killed_engine_process_ends_its_requests_and_comes_back(tiny_mod
         assert largest_difference(again.logprobs, reference.logprobs(reference.load(other), PROMPT, again.ids)) < 1e-4
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether a process still holds memory: neither gone nor waiting for its new parent to read its end."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_nothing_of_a_killed_server_stays_behind(tiny_model: Path, tmp_path: Path) -> None:
     config, log = tmp_path / "rollout.json", tmp_path / "log"
     config.write_text(json.dumps({"model": str(tiny_model), "max_model_len": 256, "kv_cache_bytes": 64 << 20, "threads": 1}))
@@ -98,12 +107,14 @@ def test_nothing_of_a_killed_server_stays_behind(tiny_model: Path, tmp_path: Pat
         while "serves" not in log.read_text():
             assert process.poll() is None and time.monotonic() < end_s, log.read_text()
             time.sleep(0.2)
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = [child for child in psutil.Process(process.pid).children(recursive=True) if "resource_tracker" not in " ".join(child.cmdline())]
         assert children
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        _, alive = psutil.wait_procs([child for child in children if "resource_tracker" not in " ".join(child.cmdline())], timeout=5)
-        assert not alive
+        end_s = time.monotonic() + 10
+        while any(map(runs, children)):
+            assert time.monotonic() < end_s, [child for child in children if runs(child)]
+            time.sleep(0.1)
     finally:
         process.kill()
 

@@ -26,9 +26,12 @@ def end_of(run: Run, name: str = "learner", limit_s: float = 120) -> int:
     return run.services[name].process.wait(limit_s)
 
 
-def tell_to_stop(run: Run) -> None:
-    """SIGTERM to the supervisor alone, as an orchestrator sends it."""
-    os.kill(run.services["learner"].process.pid, signal.SIGTERM)
+def tell_to_stop(run: Run, number: int = signal.SIGTERM, *, whole: bool = False) -> None:
+    """To the supervisor alone, as an orchestrator sends it, or to all of its processes, as a terminal or a scheduler does."""
+    if whole:
+        run.services["learner"].signal(number)
+    else:
+        os.kill(run.services["learner"].process.pid, number)
 
 
 def surviving(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -54,10 +57,10 @@ def test_told_to_stop_the_learner_cuts_leaves_with_0_and_goes_on_from_there_at_a
         run.start_reward()
         run.start_rollout("only")
         last = 0
-        for ranks in (2, 1, 2):
+        for ranks, number, whole in ((2, signal.SIGTERM, False), (1, signal.SIGINT, True), (2, signal.SIGTERM, True)):
             run.start_learner(trainer={"ranks": ranks}, checkpoint={"every_steps": None, "keep": 9})
             run.wait_steps(last + 2)
-            tell_to_stop(run)
+            tell_to_stop(run, number, whole=whole)
             assert end_of(run) == 0, run.services["learner"].tail()
             steps = [line["step"] for line in run.metrics()]
             assert steps == list(range(1, len(steps) + 1)), "every step was trained exactly once"
@@ -72,9 +75,41 @@ def test_told_to_stop_while_no_batch_comes_the_learner_cuts_what_it_has(tmp_path
     with running(tmp_path, tiny_model) as run:
         run.start_learner(trainer={"ranks": 2})
         wait_for("the first version", lambda: (s := run.status()) and s.newest_version, limit_s=90, guard=run.learner_must_live)
-        tell_to_stop(run)
+        tell_to_stop(run, whole=True)
         assert end_of(run, limit_s=40) == 0
         assert newest_step(run.run_dir) == 0
+
+
+def test_a_disk_that_refuses_one_rank_costs_the_save_and_the_learner_that_leaves_then_says_so(tmp_path: Path, tiny_model: Path) -> None:
+    # faults.md 111: ENOSPC on one rank only, before the other is in a collective of the save
+    with running(tmp_path, tiny_model) as run:
+        run.start_reward()
+        run.start_rollout("only")
+        fault = {"HEADRACE_FAULT": "trainer_save=full", "HEADRACE_FAULT_ONCE": str(tmp_path / "fired")}
+        learner = run.start_learner(fault, trainer={"ranks": 2}, checkpoint={"every_steps": None})
+        run.wait_steps(2)
+        tell_to_stop(run)
+        assert end_of(run, limit_s=60) == 1, learner.tail()
+        last = learner.tail().strip().splitlines()[-1]
+        assert last.startswith("headrace: told to stop, and left without a cut of the last step"), last
+        assert "no space left, as planted at trainer_save" in (run.run_dir / "logs" / "trainer-0.log").read_text()
+        assert newest_step(run.run_dir) == -1
+        before = run.metrics()[-1]["step"]
+        run.start_learner()  # the same command: everything again, from the journal
+        reach(run, before + 2)
+        trained_once(run)
+        balances(run)
+
+
+def test_a_run_whose_prompts_are_used_up_ends_with_a_cut_of_its_last_step_and_leaves_no_memory(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"count from {i}: ", "answer": "1"}) + "\n" for i in range(6)))
+    with running(tmp_path, tiny_model) as run:
+        run.start_reward()
+        run.start_rollout("only")
+        learner = run.start_learner(trainer={"ranks": 2}, checkpoint={"every_steps": None}, data={"epochs": 1})
+        assert end_of(run) == 0, learner.tail()
+        assert newest_step(run.run_dir) == run.metrics()[-1]["step"] == 3  # two of six prompts a step
+        assert not Path(f"/dev/shm/headrace-{(run.run_dir / 'run_id').read_text().strip()}").exists()
 
 
 def test_a_full_disk_costs_saves_and_then_waits_for_room_but_no_training_is_lost(tmp_path: Path, tiny_model: Path) -> None:

@@ -98,8 +98,10 @@ class LearnerServiceServicer:
 
     def FetchWeights(self, request, context):
         """Streams the newest published version: a manifest, then the bytes of its buckets; or, to a caller that says so, what has changed
-        since the version it has (a DeltaPlan and its parts), or who else has it (Peers). Blocks only on flow control; idempotent.
-        Statuses: NOT_FOUND (nothing is published yet: wait for Published), ABORTED (the snapshot was replaced meanwhile: ask again).
+        since the version it has (a DeltaPlan and its parts), or who else has it (Peers). Blocks on flow control, and while as many
+        snapshots are being read as the learner keeps for readers; idempotent.
+        Statuses: NOT_FOUND (nothing is published yet: wait for Published), ABORTED (the snapshot was replaced before it was opened, or the
+        caller took nothing for a minute: ask again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

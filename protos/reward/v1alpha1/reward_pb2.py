@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2 as protos_dot_trajectory_dot_v1alpha1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/reward/v1alpha1/reward.proto\x12\x16protos.reward.v1alpha1\x1a\x1cgoogle/protobuf/struct.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"\x89\x01\n\x0cScoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06scorer\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x12\n\ncompletion\x18\x04 \x01(\t\x12\'\n\x06\x66ields\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x10\n\x08priority\x18\x06 \x01(\x11\"`\n\rScoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x32\n\x06reward\x18\x02 \x01(\x0b\x32\".protos.trajectory.v1alpha1.Reward\x12\x0f\n\x07seconds\x18\x03 \x01(\x02\"K\n\x11ScoreBatchRequest\x12\x36\n\x08requests\x18\x01 \x03(\x0b\x32$.protos.reward.v1alpha1.ScoreRequest\"N\n\x12ScoreBatchResponse\x12\x38\n\tresponses\x18\x01 \x03(\x0b\x32%.protos.reward.v1alpha1.ScoreResponse\"\x14\n\x12ListScorersRequest\"\xf1\x06\n\x13ListScorersResponse\x12\x43\n\x07scorers\x18\x01 \x03(\x0b\x32\x32.protos.reward.v1alpha1.ListScorersResponse.Scorer\x12\x16\n\x0e\x64\x65\x66\x61ult_scorer\x18\x02 \x01(\t\x1a\xfb\x02\n\x06Scorer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0f\n\x07limit_s\x18\x03 \x01(\x02\x12\x14\n\x0cnum_answered\x18\x04 \x01(\x04\x12\x14\n\x0cnum_unscored\x18\x05 \x01(\x04\x12k\n\x16num_unscored_by_reason\x18\x06 \x03(\x0b\x32K.protos.reward.v1alpha1.ListScorersResponse.Scorer.NumUnscoredByReasonEntry\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x12\n\nnum_cached\x18\x08 \x01(\x04\x12\x46\n\x08\x65ndpoint\x18\t \x01(\x0b\x32\x34.protos.reward.v1alpha1.ListScorersResponse.Endpoint\x1a:\n\x18NumUnscoredByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\xec\x01\n\x08\x45ndpoint\x12\x14\n\x0cnum_attempts\x18\x01 \x01(\x04\x12\x13\n\x0bnum_retries\x18\x02 \x01(\x04\x12\x12\n\nnum_hedges\x18\x03 \x01(\x04\x12\x16\n\x0enum_hedges_won\x18\x04 \x01(\x04\x12\x16\n\x0enum_overloaded\x18\x05 \x01(\x04\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12G\n\tupstreams\x18\x08 \x03(\x0b\x32\x34.protos.reward.v1alpha1.ListScorersResponse.Upstream\x1a\x8f\x01\n\x08Upstream\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x62reaker\x18\x02 \x01(\t\x12\x12\n\nnum_opened\x18\x03 \x01(\x04\x12\x0e\n\x06health\x18\x04 \x01(\x02\x12\x11\n\tlatency_s\x18\x05 \x01(\x02\x12\x14\n\x0cnum_attempts\x18\x06 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x07 \x01(\x04\x32\xba\x02\n\rRewardService\x12X\n\x05Score\x12$.protos.reward.v1alpha1.ScoreRequest\x1a%.protos.reward.v1alpha1.ScoreResponse(\x01\x30\x01\x12g\n\nScoreBatch\x12).protos.reward.v1alpha1.ScoreBatchRequest\x1a*.protos.reward.v1alpha1.ScoreBatchResponse(\x01\x30\x01\x12\x66\n\x0bListScorers\x12*.protos.reward.v1alpha1.ListScorersRequest\x1a+.protos.reward.v1alpha1.ListScorersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/reward/v1alpha1/reward.proto\x12\x16protos.reward.v1alpha1\x1a\x1cgoogle/protobuf/struct.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"\x89\x01\n\x0cScoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06scorer\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x12\n\ncompletion\x18\x04 \x01(\t\x12\'\n\x06\x66ields\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x10\n\x08priority\x18\x06 \x01(\x11\"`\n\rScoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x32\n\x06reward\x18\x02 \x01(\x0b\x32\".protos.trajectory.v1alpha1.Reward\x12\x0f\n\x07seconds\x18\x03 \x01(\x02\"K\n\x11ScoreBatchRequest\x12\x36\n\x08requests\x18\x01 \x03(\x0b\x32$.protos.reward.v1alpha1.ScoreRequest\"N\n\x12ScoreBatchResponse\x12\x38\n\tresponses\x18\x01 \x03(\x0b\x32%.protos.reward.v1alpha1.ScoreResponse\"\x83\x01\n\x11ScoreGroupRequest\x12\x0e\n\x06scorer\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x13\n\x0b\x63ompletions\x18\x03 \x03(\t\x12\'\n\x06\x66ields\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x10\n\x08priority\x18\x05 \x01(\x11\"Z\n\x12ScoreGroupResponse\x12\x33\n\x07rewards\x18\x01 \x03(\x0b\x32\".protos.trajectory.v1alpha1.Reward\x12\x0f\n\x07seconds\x18\x02 \x01(\x02\"\x14\n\x12ListScorersRequest\"\x98\x07\n\x13ListScorersResponse\x12\x43\n\x07scorers\x18\x01 \x03(\x0b\x32\x32.protos.reward.v1alpha1.ListScorersResponse.Scorer\x12\x16\n\x0e\x64\x65\x66\x61ult_scorer\x18\x02 \x01(\t\x12\x13\n\x0bnum_refused\x18\x03 \x01(\x04\x1a\x8d\x03\n\x06Scorer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0f\n\x07limit_s\x18\x03 \x01(\x02\x12\x14\n\x0cnum_answered\x18\x04 \x01(\x04\x12\x14\n\x0cnum_unscored\x18\x05 \x01(\x04\x12k\n\x16num_unscored_by_reason\x18\x06 \x03(\x0b\x32K.protos.reward.v1alpha1.ListScorersResponse.Scorer.NumUnscoredByReasonEntry\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x12\n\nnum_cached\x18\x08 \x01(\x04\x12\x46\n\x08\x65ndpoint\x18\t \x01(\x0b\x32\x34.protos.reward.v1alpha1.ListScorersResponse.Endpoint\x12\x10\n\x08\x63ompares\x18\n \x01(\x08\x1a:\n\x18NumUnscoredByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\xec\x01\n\x08\x45ndpoint\x12\x14\n\x0cnum_attempts\x18\x01 \x01(\x04\x12\x13\n\x0bnum_retries\x18\x02 \x01(\x04\x12\x12\n\nnum_hedges\x18\x03 \x01(\x04\x12\x16\n\x0enum_hedges_won\x18\x04 \x01(\x04\x12\x16\n\x0enum_overloaded\x18\x05 \x01(\x04\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12G\n\tupstreams\x18\x08 \x03(\x0b\x32\x34.protos.reward.v1alpha1.ListScorersResponse.Upstream\x1a\x8f\x01\n\x08Upstream\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x62reaker\x18\x02 \x01(\t\x12\x12\n\nnum_opened\x18\x03 \x01(\x04\x12\x0e\n\x06health\x18\x04 \x01(\x02\x12\x11\n\tlatency_s\x18\x05 \x01(\x02\x12\x14\n\x0cnum_attempts\x18\x06 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x07 \x01(\x04\x32\x9f\x03\n\rRewardService\x12X\n\x05Score\x12$.protos.reward.v1alpha1.ScoreRequest\x1a%.protos.reward.v1alpha1.ScoreResponse(\x01\x30\x01\x12g\n\nScoreBatch\x12).protos.reward.v1alpha1.ScoreBatchRequest\x1a*.protos.reward.v1alpha1.ScoreBatchResponse(\x01\x30\x01\x12\x63\n\nScoreGroup\x12).protos.reward.v1alpha1.ScoreGroupRequest\x1a*.protos.reward.v1alpha1.ScoreGroupResponse\x12\x66\n\x0bListScorers\x12*.protos.reward.v1alpha1.ListScorersRequest\x1a+.protos.reward.v1alpha1.ListScorersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,18 +43,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREBATCHREQUEST']._serialized_end=451
   _globals['_SCOREBATCHRESPONSE']._serialized_start=453
   _globals['_SCOREBATCHRESPONSE']._serialized_end=531
-  _globals['_LISTSCORERSREQUEST']._serialized_start=533
-  _globals['_LISTSCORERSREQUEST']._serialized_end=553
-  _globals['_LISTSCORERSRESPONSE']._serialized_start=556
-  _globals['_LISTSCORERSRESPONSE']._serialized_end=1437
-  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_start=673
-  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_end=1052
-  _globals['_LISTSCORERSRESPONSE_SCORER_NUMUNSCOREDBYREASONENTRY']._serialized_start=994
-  _globals['_LISTSCORERSRESPONSE_SCORER_NUMUNSCOREDBYREASONENTRY']._serialized_end=1052
-  _globals['_LISTSCORERSRESPONSE_ENDPOINT']._serialized_start=1055
-  _globals['_LISTSCORERSRESPONSE_ENDPOINT']._serialized_end=1291
-  _globals['_LISTSCORERSRESPONSE_UPSTREAM']._serialized_start=1294
-  _globals['_LISTSCORERSRESPONSE_UPSTREAM']._serialized_end=1437
-  _globals['_REWARDSERVICE']._serialized_start=1440
-  _globals['_REWARDSERVICE']._serialized_end=1754
+  _globals['_SCOREGROUPREQUEST']._serialized_start=534
+  _globals['_SCOREGROUPREQUEST']._serialized_end=665
+  _globals['_SCOREGROUPRESPONSE']._serialized_start=667
+  _globals['_SCOREGROUPRESPONSE']._serialized_end=757
+  _globals['_LISTSCORERSREQUEST']._serialized_start=759
+  _globals['_LISTSCORERSREQUEST']._serialized_end=779
+  _globals['_LISTSCORERSRESPONSE']._serialized_start=782
+  _globals['_LISTSCORERSRESPONSE']._serialized_end=1702
+  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_start=920
+  _globals['_LISTSCORERSRESPONSE_SCORER']._serialized_end=1317
+  _globals['_LISTSCORERSRESPONSE_SCORER_NUMUNSCOREDBYREASONENTRY']._serialized_start=1259
+  _globals['_LISTSCORERSRESPONSE_SCORER_NUMUNSCOREDBYREASONENTRY']._serialized_end=1317
+  _globals['_LISTSCORERSRESPONSE_ENDPOINT']._serialized_start=1320
+  _globals['_LISTSCORERSRESPONSE_ENDPOINT']._serialized_end=1556
+  _globals['_LISTSCORERSRESPONSE_UPSTREAM']._serialized_start=1559
+  _globals['_LISTSCORERSRESPONSE_UPSTREAM']._serialized_end=1702
+  _globals['_REWARDSERVICE']._serialized_start=1705
+  _globals['_REWARDSERVICE']._serialized_end=2120
 # @@protoc_insertion_point(module_scope)

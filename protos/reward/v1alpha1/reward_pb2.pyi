@@ -46,14 +46,36 @@ class ScoreBatchResponse(_message.Message):
     responses: _containers.RepeatedCompositeFieldContainer[ScoreResponse]
     def __init__(self, responses: _Optional[_Iterable[_Union[ScoreResponse, _Mapping]]] = ...) -> None: ...
 
+class ScoreGroupRequest(_message.Message):
+    __slots__ = ("scorer", "prompt", "completions", "fields", "priority")
+    SCORER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    scorer: str
+    prompt: str
+    completions: _containers.RepeatedScalarFieldContainer[str]
+    fields: _struct_pb2.Struct
+    priority: int
+    def __init__(self, scorer: _Optional[str] = ..., prompt: _Optional[str] = ..., completions: _Optional[_Iterable[str]] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class ScoreGroupResponse(_message.Message):
+    __slots__ = ("rewards", "seconds")
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rewards: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Reward]
+    seconds: float
+    def __init__(self, rewards: _Optional[_Iterable[_Union[_trajectory_pb2.Reward, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class ListScorersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ListScorersResponse(_message.Message):
-    __slots__ = ("scorers", "default_scorer")
+    __slots__ = ("scorers", "default_scorer", "num_refused")
     class Scorer(_message.Message):
-        __slots__ = ("name", "description", "limit_s", "num_answered", "num_unscored", "num_unscored_by_reason", "kind", "num_cached", "endpoint")
+        __slots__ = ("name", "description", "limit_s", "num_answered", "num_unscored", "num_unscored_by_reason", "kind", "num_cached", "endpoint", "compares")
         class NumUnscoredByReasonEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +92,7 @@ class ListScorersResponse(_message.Message):
         KIND_FIELD_NUMBER: _ClassVar[int]
         NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
         ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+        COMPARES_FIELD_NUMBER: _ClassVar[int]
         name: str
         description: str
         limit_s: float
@@ -79,7 +102,8 @@ class ListScorersResponse(_message.Message):
         kind: str
         num_cached: int
         endpoint: ListScorersResponse.Endpoint
-        def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., limit_s: _Optional[float] = ..., num_answered: _Optional[int] = ..., num_unscored: _Optional[int] = ..., num_unscored_by_reason: _Optional[_Mapping[str, int]] = ..., kind: _Optional[str] = ..., num_cached: _Optional[int] = ..., endpoint: _Optional[_Union[ListScorersResponse.Endpoint, _Mapping]] = ...) -> None: ...
+        compares: bool
+        def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., limit_s: _Optional[float] = ..., num_answered: _Optional[int] = ..., num_unscored: _Optional[int] = ..., num_unscored_by_reason: _Optional[_Mapping[str, int]] = ..., kind: _Optional[str] = ..., num_cached: _Optional[int] = ..., endpoint: _Optional[_Union[ListScorersResponse.Endpoint, _Mapping]] = ..., compares: _Optional[bool] = ...) -> None: ...
     class Endpoint(_message.Message):
         __slots__ = ("num_attempts", "num_retries", "num_hedges", "num_hedges_won", "num_overloaded", "num_waiting", "num_running", "upstreams")
         NUM_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +142,8 @@ class ListScorersResponse(_message.Message):
         def __init__(self, address: _Optional[str] = ..., breaker: _Optional[str] = ..., num_opened: _Optional[int] = ..., health: _Optional[float] = ..., latency_s: _Optional[float] = ..., num_attempts: _Optional[int] = ..., num_failures: _Optional[int] = ...) -> None: ...
     SCORERS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SCORER_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
     scorers: _containers.RepeatedCompositeFieldContainer[ListScorersResponse.Scorer]
     default_scorer: str
-    def __init__(self, scorers: _Optional[_Iterable[_Union[ListScorersResponse.Scorer, _Mapping]]] = ..., default_scorer: _Optional[str] = ...) -> None: ...
+    num_refused: int
+    def __init__(self, scorers: _Optional[_Iterable[_Union[ListScorersResponse.Scorer, _Mapping]]] = ..., default_scorer: _Optional[str] = ..., num_refused: _Optional[int] = ...) -> None: ...

@@ -45,6 +45,11 @@ class RewardServiceStub:
                 request_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchRequest.SerializeToString,
                 response_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchResponse.FromString,
                 _registered_method=True)
+        self.ScoreGroup = channel.unary_unary(
+                '/protos.reward.v1alpha1.RewardService/ScoreGroup',
+                request_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreGroupRequest.SerializeToString,
+                response_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreGroupResponse.FromString,
+                _registered_method=True)
         self.ListScorers = channel.unary_unary(
                 '/protos.reward.v1alpha1.RewardService/ListScorers',
                 request_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ListScorersRequest.SerializeToString,
@@ -76,6 +81,15 @@ class RewardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoreGroup(self, request, context):
+        """Scores all samples of one prompt together, for scorers that compare them; a scorer of single samples is asked for each.
+        Blocks until every sample has an outcome; idempotent. A sample that cannot be scored is an outcome (Unscored), never a status.
+        Statuses: UNAVAILABLE (draining or restarting: ask another server, or again), INVALID_ARGUMENT (no completions: do not retry).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListScorers(self, request, context):
         """Names and descriptions of the configured scorers. Does not block; idempotent.
         """
@@ -95,6 +109,11 @@ def add_RewardServiceServicer_to_server(servicer, server):
                     servicer.ScoreBatch,
                     request_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchRequest.FromString,
                     response_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchResponse.SerializeToString,
+            ),
+            'ScoreGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScoreGroup,
+                    request_deserializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreGroupRequest.FromString,
+                    response_serializer=protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreGroupResponse.SerializeToString,
             ),
             'ListScorers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListScorers,
@@ -157,6 +176,33 @@ class RewardService:
             '/protos.reward.v1alpha1.RewardService/ScoreBatch',
             protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchRequest.SerializeToString,
             protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protos.reward.v1alpha1.RewardService/ScoreGroup',
+            protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreGroupRequest.SerializeToString,
+            protos_dot_reward_dot_v1alpha1_dot_reward__pb2.ScoreGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -74,12 +74,13 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("replica_id", "state", "loaded_version", "num_running", "model", "engine", "max_model_len", "detail", "num_tokens", "learner")
+    __slots__ = ("replica_id", "state", "loaded_version", "num_running", "model", "num_refused", "engine", "max_model_len", "detail", "num_tokens", "learner")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOADED_VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -90,12 +91,13 @@ class GetStatusResponse(_message.Message):
     loaded_version: int
     num_running: int
     model: str
+    num_refused: int
     engine: str
     max_model_len: int
     detail: str
     num_tokens: int
     learner: str
-    def __init__(self, replica_id: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., model: _Optional[str] = ..., engine: _Optional[str] = ..., max_model_len: _Optional[int] = ..., detail: _Optional[str] = ..., num_tokens: _Optional[int] = ..., learner: _Optional[str] = ...) -> None: ...
+    def __init__(self, replica_id: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., model: _Optional[str] = ..., num_refused: _Optional[int] = ..., engine: _Optional[str] = ..., max_model_len: _Optional[int] = ..., detail: _Optional[str] = ..., num_tokens: _Optional[int] = ..., learner: _Optional[str] = ...) -> None: ...
 
 class LoadWeightsRequest(_message.Message):
     __slots__ = ("path",)

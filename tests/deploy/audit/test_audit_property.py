@@ -61,7 +61,7 @@ def test_every_life_of_the_ledger_is_clean_and_the_totals_are_the_same(max_stale
 class Unchecked(Ledger):
     """Its own check where the batch is cut is off."""
 
-    def _oldest(self, seq: int) -> int:
+    def oldest_of(self, seq: int) -> int:
         return 0
 
     def _check_versions(self, group: Group, facts: SampleFacts) -> None:

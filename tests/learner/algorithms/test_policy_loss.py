@@ -42,6 +42,11 @@ def test_loss_and_gradient(ratio: float, advantage: float, dual: float | None, l
     assert slope == pytest.approx(gradient)
 
 
+def test_the_ratio_is_to_the_policy_that_drew_the_token() -> None:
+    # faults.md 39: drawn with log-prob -1, now -.5: e^.5, and not 1 as it would be to the present weights
+    assert float(loss_of(math.exp(0.5), 1.0)[2]["ratio"]) == pytest.approx(1.64872, abs=1e-5)
+
+
 def test_upper_bound_may_be_wider_than_the_lower() -> None:
     assert loss_of(1.25, 1.0, clip_high=0.28)[0] == pytest.approx(-1.25)
     assert loss_of(1.3, 1.0, clip_high=0.28)[0] == pytest.approx(-1.28)

@@ -104,6 +104,12 @@ class Child:
         self._config = self._config.model_copy(update={"address": address})
         return address
 
+    def processor_s(self) -> float:
+        """Processor time that it has taken since its start."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     async def killed(self) -> None:
         """Waits until it was killed by a signal."""
         assert self.process is not None
@@ -120,6 +126,7 @@ class Actor:
     """One fake replica. `orders` fills with what the gateway sends down."""
 
     def __init__(self, address: str, config: LearnerConfig, replica_id: str = "a", incarnation: int = 1, **claims: Any) -> None:
+        self.address, self.config = address, config
         self.channel = rpc.channel(address)
         self.stub = learner_pb2_grpc.LearnerServiceStub(self.channel)
         folder = Path(config.model)
@@ -187,6 +194,10 @@ class Actor:
         receipts = await self.submit(*(sample(lease, index, version, reward=reward) for index, reward in enumerate(rewards)))
         return [receipt.status for receipt in receipts]
 
+    async def fulfil_as(self, lease: learner_pb2.Lease, run_id: str, version: int) -> None:
+        """`fulfil` in a run of another name."""
+        await self.submit(*(sample(lease, index, version, reward=float(index)) for index in range(lease.group_size)), run_id=run_id)
+
     async def leave(self) -> None:
         """Breaks the stream and closes the channel."""
         for task in self._tasks:
@@ -228,6 +239,13 @@ class Trainer:
         call = self.stub.TakeBatch(feed_pb2.TakeBatchRequest(incarnation=self.incarnation, rank=rank, policy_step=step), timeout=timeout_s, wait_for_ready=True)
         messages = [message async for message in call]
         return messages[0].header, [message.row for message in messages[1:]]
+
+    async def take_end(self, step: int, run_dir: Path) -> feed_pb2.BatchHeader:
+        """The header after the cut that a run ends with."""
+        header, rows = await self.take(step)
+        assert header.save_first and not rows and not header.end_of_run, header
+        await self.save(step, run_dir)
+        return (await self.take(step))[0]
 
     async def close(self, step: int, *, will_save: bool = False, data: bytes = b"weights!") -> feed_pb2.CloseBatchResponse:
         folder = snapshot_in(self.snapshots / f"{self.incarnation}-{step}", [data] * self.world_size)

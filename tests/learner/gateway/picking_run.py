@@ -33,13 +33,14 @@ class Run:
     sets: Mapping[str, list[Prompt]]
     rates: Mapping[int, float] = field(default_factory=dict)
     unusable: frozenset[int] = frozenset()
+    limits: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     picks: list[tuple[str, int]] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
     batches: list[list[int]] = field(default_factory=list)  # rows of each plan
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(Limits(groups_per_step=2, group_size=GROUP_SIZE, max_staleness=1, max_consecutive_drops=10_000))
+        self.ledger = Ledger(Limits(**{"groups_per_step": 2, "group_size": GROUP_SIZE, "max_staleness": 1, "max_consecutive_drops": 10_000, **self.limits}))
         self.picker = self._picker()
         config = DataConfig.model_validate(self.data)
         record = self.ledger.set_data({name: rules_of(one) for name, one in config.sources.items()})
@@ -65,7 +66,7 @@ class Run:
 
     def fill(self, num_groups: int) -> None:
         """Opens, samples and trains until so many groups were opened or the data ended."""
-        while len(self.picks) < num_groups:
+        while len(self.picks) < num_groups and not self.ledger.exhausted:
             more = True
             while more and self.ledger.room() and len(self.picks) < num_groups:
                 more = self.open()

@@ -56,6 +56,12 @@ def test_a_sorted_pass_follows_the_rates_known_when_it_begins(first: str, order:
     assert run.rows()[6:9] == order
 
 
+def test_every_sorted_pass_has_every_prompt_once_though_rates_change_on_the_way() -> None:
+    run = run_of(7, rates={row: (row * 3 % 5) / 4 for row in range(7)}, curriculum={"kind": "sorted", "groups": 1})
+    run.fill(28)
+    assert [sorted(run.rows()[start : start + 7]) for start in range(0, 28, 7)] == [list(range(7))] * 4
+
+
 def test_a_difficulty_sorts_the_first_pass() -> None:
     run = run_of(3, fields={"d": [0.9, 0.1, 0.4]}, curriculum={"kind": "sorted", "difficulty_field": "d"}, epochs=1)
     run.fill(10)
@@ -88,6 +94,20 @@ def test_a_prompt_rests_between_two_of_its_turns() -> None:
     short.fill(40)
     assert counters(short)["rest_short"] > 20
     assert all(count == 10 for count in Counter(short.rows()).values())  # the longest rested goes first
+
+
+def test_two_turns_within_so_many_steps_are_allowed_where_they_are_asked_for() -> None:
+    """Passes of three prompts, two groups a step: with most 2 a prompt of turns 0 and 3 (steps 0 and 1) rests, with most 3 it does not."""
+    strict, loose = run_of(3, replay={"within_steps": 3, "most": 2}), run_of(3, replay={"within_steps": 3, "most": 3})
+    for run in (strict, loose):
+        run.fill(24)
+    assert counters(strict).get("rest_short", 0) > counters(loose).get("rest_short", 0) == 0
+
+
+def test_all_prompts_of_dropped_groups_come_again() -> None:
+    run = run_of(6, unusable=frozenset({0, 1, 2}), replay={"requeue": ["unusable"]}, epochs=1)
+    run.fill(50)
+    assert Counter(run.rows()) == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
 
 
 def test_the_prompt_of_a_dropped_group_comes_again_so_often_and_no_more() -> None:
@@ -146,5 +166,5 @@ def test_what_stands_beside_the_sets_holds_for_each_and_resolving_twice_changes_
 def test_nothing_is_kept_of_each_prompt_where_nobody_asks() -> None:
     run = run_of(4)
     run.fill(10)
-    assert not run.ledger.account.history.of("").tracks and not isinstance(run.picker._choosers[""], MeasuredPasses)
+    assert not run.ledger.account.history.of("").tracks and not isinstance(run.picker.choosers[""], MeasuredPasses)
     assert "pick" not in run.records[1] and run.rows() == [0, 1, 2, 3] * 2 + [0, 1]

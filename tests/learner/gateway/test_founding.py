@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from learner.config import LearnerConfig
+from tests.learner.gateway import scenes
 from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, eventually, running
 
 
@@ -20,18 +21,9 @@ def prompts_of(config: LearnerConfig) -> Path:
 async def begun(folder: Path) -> LearnerConfig:
     """A run of one step with its cut; it began with P = 2, G = 2, S = 1."""
     config = config_in(folder)
-    async with running(config) as gateway:
-        address = f"127.0.0.1:{gateway.port}"
-        trainer, actor = Trainer(address, folder / "shm"), Actor(address, config)
-        await trainer.register()
-        await trainer.close(0)
-        await actor.attend()
-        for lease in await actor.lease(max_groups=2):
-            await actor.fulfil(lease)
-        await trainer.take(0)
-        await trainer.close(1, will_save=True)
-        await trainer.save(1, config.run_dir)
-        await actor.leave()
+    async with scenes.begun(config, folder) as at:
+        await at.step(0, will_save=True)
+        await at.trainer.save(1, config.run_dir)
     return config
 
 

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from protos.learner.v1alpha1 import learner_pb2
-from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, eventually, failure, running
+from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, eventually, failure, running, sample
+from tests.learner.gateway.scenes import begun
 
 
 @pytest.mark.parametrize("claims", [{"run_id": "r2"}, {"base_weights_digest": "0"}, {"tokenizer_digest": "0"}, {"template_digest": "0"}, {"contract": "v0"}, {"served_dtype": "bfloat16"}, {"max_model_len": 1}])
@@ -140,3 +141,26 @@ async def test_a_stream_that_ends_frees_the_leases_at_once(tmp_path: Path, says_
         assert [lease.seq for lease in await second.lease(max_groups=4, wait_s=5.0)] == [0, 1, 2, 3]
         for actor in (first, second):
             await actor.leave()
+
+
+async def test_after_a_resume_nothing_is_lent_to_a_replica_whose_first_transfer_failed(tmp_path: Path) -> None:
+    # faults.md 120: the run goes on as version 3, and that is what the first lease asks for
+    config = config_in(tmp_path)
+    async with begun(config, tmp_path) as at:
+        await at.step(0, will_save=True)
+        await at.trainer.save(1, config.run_dir)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = Trainer(address, tmp_path / "shm", incarnation=200), Actor(address, config, incarnation=2)
+        assert (await trainer.register()).policy_step == 1
+        version = (await trainer.close(1)).version
+        welcome = await actor.attend(loaded_version=0, beating=False)
+        assert welcome.newest_version == version == 3
+        await actor.report(0, version, learner_pb2.UPDATE_PHASE_FAILED, "status error in the body")
+        assert await actor.lease(wait_s=0.3) == []
+        await actor.report(0, version, learner_pb2.UPDATE_PHASE_LOADED)
+        lease = (await actor.lease(wait_s=5.0))[0]
+        assert lease.least_version == version
+        with pytest.raises(grpc.aio.AioRpcError, match="the lease asked for 3 or newer"):
+            await actor.submit(sample(lease, 0, 2))
+        await actor.leave()

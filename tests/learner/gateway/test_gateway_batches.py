@@ -11,6 +11,7 @@ import pytest
 
 from protos.arrays import pack_floats, pack_ids
 from protos.learner.v1alpha1 import feed_pb2, learner_pb2
+from protos.trajectory.v1alpha1 import trajectory_pb2
 from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, running, sample
 
 ACCEPTED, DUPLICATE, UNWANTED = learner_pb2.RECEIPT_STATUS_ACCEPTED, learner_pb2.RECEIPT_STATUS_DUPLICATE, learner_pb2.RECEIPT_STATUS_UNWANTED
@@ -41,8 +42,7 @@ async def test_a_run_goes_from_prompt_to_batch_and_on_to_its_end(tmp_path: Path)
             assert [(row.group_id, row.sample_index) for row in rows] == [(row.group_id, row.sample_index) for row in header.table]
             assert dict(header.stats.tokens_by_staleness) == {0: 12}
             await trainer.close(step + 1)
-        header, rows = await trainer.take(2)
-        assert header.end_of_run and not rows
+        assert (await trainer.take_end(2, config.run_dir)).end_of_run
         assert await actor.lease(wait_s=0.1) == []
         await trainer.stub.FinishRun(feed_pb2.FinishRunRequest(incarnation=100))
         assert (await actor.order("run_finished")).reason == "the run is finished"
@@ -157,6 +157,43 @@ async def test_the_run_stops_with_a_message_when_every_group_is_dropped(tmp_path
         await actor.leave()
 
 
+async def test_a_run_whose_replicas_are_gone_is_cut_and_ends_naming_them_and_a_slow_replica_is_waited_for(tmp_path: Path) -> None:
+    # faults.md 96
+    config = config_in(tmp_path, lease={"heartbeat_s": 0.1, "silence_s": 5.0, "lapse_s": 30.0, "alone_minutes": 0.01})  # 0.6 s
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = await begun(address, tmp_path), Actor(address, config)
+        await actor.attend()
+        taking = asyncio.create_task(trainer.take(0))
+        await asyncio.sleep(1.2)
+        assert not taking.done()  # it attends, and may be drawing
+        await actor.leave()
+        assert (await taking)[0].save_first
+        await trainer.save(0, config.run_dir)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await trainer.take(0)
+        assert caught.value.code() == grpc.StatusCode.ABORTED
+        assert "no rollout server has attended for 0.0 minutes, more than lease.alone_minutes=0.01" in str(caught.value.details())
+
+
+async def test_a_run_whose_reward_servers_are_gone_ends_naming_them(tmp_path: Path) -> None:
+    # faults.md 96
+    config = config_in(tmp_path, filter={"max_consecutive_drops": 2})
+    away = trajectory_pb2.Reward(unscored=trajectory_pb2.Unscored(reason=trajectory_pb2.UNSCORED_REASON_UNAVAILABLE))
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, actor = await begun(address, tmp_path), Actor(address, config)
+        await actor.attend()
+        taking = asyncio.create_task(trainer.take(0))
+        for lease in await actor.lease(max_groups=3):
+            await actor.submit(*(sample_with(lease, index, away) for index in range(2)))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await taking
+        assert caught.value.code() == grpc.StatusCode.ABORTED
+        assert "unscored_unavailable: 6; unscored_unavailable means that no reward server answered" in str(caught.value.details())
+        await actor.leave()
+
+
 async def test_the_end_of_the_data_ends_the_run_after_a_short_batch(tmp_path: Path) -> None:
     config = config_in(tmp_path, num_prompts=3, data={"prompts": tmp_path / "prompts.jsonl", "template": "raw", "shuffle": False, "epochs": 1})
     async with running(config) as gateway:
@@ -165,13 +202,19 @@ async def test_the_end_of_the_data_ends_the_run_after_a_short_batch(tmp_path: Pa
         await actor.attend()
         for lease in await actor.lease(max_groups=4):
             await actor.fulfil(lease)
-        sizes = []
+        # faults.md 95: three prompts, two a batch: a whole batch, the rest, then the end; no prompt comes again
+        sizes, groups = [], []
         for step in range(3):
             header, _ = await trainer.take(step)
+            if header.save_first:  # the end is cut
+                await trainer.save(step, config.run_dir)
+                header, _ = await trainer.take(step)
             sizes.append((len(header.table), header.end_of_run))
+            groups += sorted({row.group_id for row in header.table})
             if not header.end_of_run:
                 await trainer.close(step + 1)
         assert sizes == [(4, False), (2, False), (0, True)]
+        assert groups == [f"g{seq:08d}" for seq in range(3)]
         await actor.leave()
 
 
@@ -189,3 +232,9 @@ async def test_the_control_permutes_rewards_inside_groups_only(tmp_path: Path) -
         assert all(sorted(group) == list(rewards) and group != rewards for group in groups) and groups[0] != groups[1]
         assert (await trainer.take(0))[0].table == header.table
         await actor.leave()
+
+
+def sample_with(lease: learner_pb2.Lease, index: int, reward: trajectory_pb2.Reward) -> trajectory_pb2.Trajectory:
+    made = sample(lease, index, 1)
+    made.reward.CopyFrom(reward)
+    return made

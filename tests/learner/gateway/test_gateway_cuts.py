@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 
 from learner.config import KeepBest
 from learner.gateway import cut_payloads, cuts, saving
+from learner.gateway.batches import LAST_TRIES
 from learner.gateway.best import best_step
 from protos.learner.v1alpha1 import feed_pb2, learner_pb2
 from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, eventually, running, sample
+from tests.learner.gateway.scenes import begun
 from tests.redis_server import RedisServer
 
 ONE_STALE: dict[str, Any] = {"staleness": {"max_staleness": 1}}
@@ -23,12 +26,8 @@ ONE_STALE: dict[str, Any] = {"staleness": {"max_staleness": 1}}
 
 async def two_steps_and_a_half(config: Any, folder: Path, *, cut_at: int = 1) -> tuple[list[str], list[str]]:
     """Trains steps 0 and 1 with a cut after the first; (groups of step 1, groups complete and open at the cut)."""
-    async with running(config) as gateway:
-        address = f"127.0.0.1:{gateway.port}"
-        trainer, actor = Trainer(address, folder / "shm"), Actor(address, config)
-        await trainer.register()
-        await trainer.close(0)
-        await actor.attend()
+    async with begun(config, folder) as at:
+        trainer, actor = at.trainer, at.actor
         leases = await actor.lease(max_groups=4)
         assert len(leases) == 4
         for lease in leases[:3]:
@@ -40,7 +39,6 @@ async def two_steps_and_a_half(config: Any, folder: Path, *, cut_at: int = 1) ->
         await trainer.save(1, config.run_dir)
         header, _ = await trainer.take(1)
         await trainer.close(2)
-        await actor.leave()
         return sorted({row.group_id for row in header.table}), [leases[2].group_id, leases[3].group_id]
 
 
@@ -141,23 +139,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_full_journal_blocks_training_until_a_cut_succeeds(tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture) -> None:
     config = config_in(tmp_path, journal={"max_groups": 6}, checkpoint={"every_steps": None}, **ONE_STALE)
-    async with running(config) as gateway:
-        address = f"127.0.0.1:{gateway.port}"
-        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
-        await trainer.register()
-        version = (await trainer.close(0)).version
-        await actor.attend()
-        step = 0
+    async with begun(config, tmp_path) as at:
+        trainer, step, version = at.trainer, 0, 1
         while True:
-            for lease in await actor.lease(max_groups=4, wait_s=0.2):
-                await actor.fulfil(lease, version=version)
+            await at.sample(4, version=version)
             header, _ = await trainer.take(step)
             if header.save_first:
                 break
             step += 1
             version = (await trainer.close(step)).version
         assert step == 1 and not header.leave and not header.table  # 2 trained and 4 open are 6
-        await trainer.stub.SaveCut(feed_pb2.SaveCutRequest(incarnation=100, policy_step=step, error="disk full"))
+        await at.failed_save(step)
         asked = asyncio.create_task(trainer.take(step))
         await asyncio.sleep(0.15)
         assert not asked.done()  # blocks; the alarm says why
@@ -167,26 +159,17 @@ async def test_a_full_journal_blocks_training_until_a_cut_succeeds(tmp_path: Pat
         await trainer.save(step, config.run_dir)
         header, rows = await trainer.take(step)
         assert len({row.group_id for row in header.table}) == 2 and len(rows) == 4 and not header.save_first
-        await actor.leave()
 
 
 @pytest.mark.parametrize("again", [True, False])
 async def test_an_order_to_save_first_outlives_a_restart(tmp_path: Path, impatient: None, again: bool) -> None:
     config = config_in(tmp_path, journal={"max_groups": 6}, checkpoint={"every_steps": None}, **ONE_STALE)
-    async with running(config) as gateway:
-        address = f"127.0.0.1:{gateway.port}"
-        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
-        await trainer.register()
-        await trainer.close(0)
-        await actor.attend()
-        for lease in await actor.lease(max_groups=4):
-            await actor.fulfil(lease)
-        await trainer.take(0)
-        await trainer.close(1)
-        for lease in await actor.lease(max_groups=4):
-            await actor.fulfil(lease, version=2)
-        assert (await trainer.take(1))[0].save_first
-        await actor.leave()
+    async with begun(config, tmp_path) as at:
+        await at.sample(4)
+        await at.trainer.take(0)
+        await at.trainer.close(1)
+        await at.sample(4, version=2)
+        assert (await at.trainer.take(1))[0].save_first
     async with running(config) as gateway:
         trainer = Trainer(f"127.0.0.1:{gateway.port}", tmp_path / "shm")
         if again:  # else the ranks had heard it and were saving meanwhile
@@ -216,19 +199,12 @@ async def test_a_rank_told_to_stop_makes_all_ranks_leave_after_a_cut(tmp_path: P
 
 async def test_a_batch_that_was_decided_is_trained_before_leaving(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    async with running(config) as gateway:
-        address = f"127.0.0.1:{gateway.port}"
-        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
-        await trainer.register()
-        await trainer.close(0)
-        await actor.attend()
-        for lease in await actor.lease(max_groups=2):
-            await actor.fulfil(lease)
-        await trainer.take(0)
-        call = trainer.stub.TakeBatch(feed_pb2.TakeBatchRequest(incarnation=100, rank=0, policy_step=0, leaving=True), timeout=10)
+    async with begun(config, tmp_path) as at:
+        await at.sample(2)
+        await at.trainer.take(0)
+        call = at.trainer.stub.TakeBatch(feed_pb2.TakeBatchRequest(incarnation=100, rank=0, policy_step=0, leaving=True), timeout=10)
         header = (await call.read()).header
         assert not header.leave and header.num_rows == 4
-        await actor.leave()
 
 
 # Retention
@@ -263,19 +239,67 @@ def test_the_best_cut_stays_beside_the_newest(tmp_path: Path) -> None:
 async def test_a_save_that_fails_at_the_marker_is_reported_and_the_run_goes_on(tmp_path: Path) -> None:
     # faults.md 111: the disk is full when the gateway adds its part
     config = config_in(tmp_path)
-    async with running(config) as gateway:
-        address = f"127.0.0.1:{gateway.port}"
-        trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)
-        await trainer.register()
-        await trainer.close(0, will_save=True)
-        await actor.attend()
+    async with begun(config, tmp_path, will_save=True) as at:
+        trainer = at.trainer
         blocker = config.run_dir / "checkpoints" / "step-000000.tmp" / "payloads.bin"
         blocker.mkdir(parents=True)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await trainer.save(0, config.run_dir)
         assert caught.value.code() == grpc.StatusCode.INTERNAL and "make room or repair the disk" in str(caught.value.details())
-        for lease in await actor.lease(max_groups=2):
-            await actor.fulfil(lease)
+        await at.sample(2)
         assert (await trainer.take(0))[0].num_rows == 4
         await eventually(lambda: not cuts.all_marked(config.run_dir / "checkpoints"))
-        await actor.leave()
+
+
+# The end of a run
+
+
+async def test_a_run_whose_time_is_up_is_cut_before_it_ends(tmp_path: Path, impatient: None) -> None:
+    config = config_in(tmp_path, checkpoint={"every_steps": None})
+    async with begun(config, tmp_path) as at:
+        await at.step(0)
+        at.gateway.feed._batches._is_over = lambda: True
+        assert (await at.trainer.take_end(1, config.run_dir)).end_of_run
+        assert [cut.policy_step for cut in cuts.all_marked(config.run_dir / "checkpoints")] == [1]
+
+
+async def test_a_run_whose_prompts_are_used_up_is_cut_before_it_ends(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    config = config_in(tmp_path, num_prompts=2, checkpoint={"every_steps": None}, data={"prompts": prompts, "template": "raw", "shuffle": False, "epochs": 1})
+    async with begun(config, tmp_path) as at:
+        await at.step(0)
+        assert (await at.trainer.take_end(1, config.run_dir)).end_of_run
+
+
+async def test_the_end_waits_for_a_save_that_runs_and_tries_again_where_it_fails(tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "RETRY_S", 0.1)
+    async with begun(config_in(tmp_path, steps=1), tmp_path) as at:
+        await at.step(0, will_save=True)
+        ending = asyncio.create_task(at.trainer.take(1))
+        await asyncio.sleep(0.3)
+        assert not ending.done()  # the ranks are writing
+        await at.failed_save(1)
+        header, _ = await ending
+        for _ in range(LAST_TRIES):
+            assert header.save_first and not header.end_of_run
+            await at.failed_save(1)
+            ending = asyncio.create_task(at.trainer.take(1))
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                header, _ = await ending
+        error = ending.exception()
+        assert isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.ABORTED
+        assert "the run is at its end, step 1, but the cut of it failed 3 times (disk full; the newest cut is none)" in str(error.details())
+        again = Trainer(at.address, tmp_path / "shm", incarnation=200)  # the same ranks once there is room
+        await again.register()
+        await again.close(0)
+        await again.take(0)
+        await again.close(1)
+        assert (await again.take_end(1, at.run_dir)).end_of_run
+
+
+async def test_nobody_waits_for_ever_for_a_save_whose_end_was_never_reported(tmp_path: Path, impatient: None) -> None:
+    async with begun(config_in(tmp_path, steps=1), tmp_path) as at:
+        await at.step(0, will_save=True)
+        at.gateway._saving._patience_s = 0.2
+        assert (await at.trainer.take(1))[0].save_first  # another one is asked for
+        assert at.gateway._saving.num_failed == 1

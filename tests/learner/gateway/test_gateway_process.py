@@ -50,6 +50,7 @@ async def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_goes_on_with_other_prompts_is_refused(tmp_path: Path) -> None:
+    # faults.md 114
     config = config_in(tmp_path)
     async with running(config) as gateway:
         while not gateway.feed.fingerprint:

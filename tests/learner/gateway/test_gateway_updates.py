@@ -185,3 +185,18 @@ async def test_every_published_version_is_announced(tmp_path: Path) -> None:
         assert await next_version(trainer) == 2
         assert (await a.order("published")).version == 2
         await eventually(lambda: not a.call.done())
+
+
+async def test_a_replica_that_says_it_has_a_version_of_the_future_counts_as_having_none_and_is_pushed_to(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "a") as (trainer, (a,)):
+        await a.leave()
+        a = Actor(a.address, a.config, "a", incarnation=2)
+        await a.attend(loaded_version=57)  # version 1 is the newest
+        await a.report(0, 58, pb.UPDATE_PHASE_LOADED)
+        assert not await a.lease(wait_s=0.3)  # what it would sample from is not known
+        replica = (await a.stub.GetStatus(pb.GetStatusRequest())).replicas[0]
+        assert replica.loaded_version == 0 and replica.detail == "says that it has loaded version 57, the newest published is 1: counted as none"
+        begin = asyncio.create_task(trainer.begin(1))
+        await prepared(a)
+        assert list((await begin).members) == ["a"]
+        await a.leave()

@@ -59,6 +59,7 @@ def stepped(ledger: Ledger) -> None:
 
 
 def test_at_most_s_plus_one_batches_less_the_window_are_open() -> None:
+    # faults.md 97: what may be outstanding while the learner stands still
     assert max_open(groups_per_step=8, max_staleness=1, window=1) == 16
     assert max_open(groups_per_step=8, max_staleness=3, window=5) == 28  # 4 * 8 - 4
     assert max_open(groups_per_step=4, max_staleness=0, window=1) == 4
@@ -117,6 +118,7 @@ def test_places_are_free_again_when_a_version_is_published_and_not_before() -> N
 
 
 def test_a_lapsed_group_is_lent_again_before_new_ones_lowest_first_and_keeps_its_done_samples() -> None:
+    # faults.md 97: a straggler past its time is released
     ledger = started()
     names = opened(ledger, 3)
     ledger.submit(names[1], 0, facts())
@@ -204,6 +206,7 @@ def test_unknown_groups_are_unwanted_and_impossible_samples_are_refused() -> Non
 
 
 def test_a_version_older_than_the_lease_asked_for_is_refused() -> None:
+    # faults.md 35, 120: nor one that was never published
     ledger = started()
     stepped(ledger)
     (name,) = opened(ledger, 1)
@@ -348,6 +351,7 @@ def test_tokens_count_by_the_version_that_drew_each() -> None:
 
 
 def test_the_last_batch_may_be_short_when_the_prompts_have_ended() -> None:
+    # faults.md 95: groups 0, 1, 2 with P = 2: [0, 1], then [2] and the end
     ledger = started()
     for name in opened(ledger, 3):
         completed(ledger, name)
@@ -460,6 +464,57 @@ def test_a_lease_that_lived_through_a_rollback_is_dropped_when_it_drew_with_too_
     completed(ledger, opened(ledger, 1)[0], version=4)
     plan, _ = ledger.form(1)
     assert plan is not None and plan.groups == (2, 4)
+
+
+def test_when_every_waiting_group_is_too_old_all_are_dropped_by_number_and_a_whole_fresh_batch_is_trained() -> None:
+    # faults.md 37
+    ledger = started(max_staleness=1)
+    for _ in range(2):
+        stepped(ledger)
+    for name in opened(ledger, 4):
+        completed(ledger, name, version=3)  # drawn at step 2
+    ledger.rollback(0, replay=False)
+    ledger.publish(0)
+    plan, _ = ledger.form(0)
+    assert plan is not None and plan.groups == (0, 1)  # of the shared history
+    assert ledger.counts().dropped == {"rolled_back": 4}  # those of the dead step 2: (2 - 0) + (0 - 0) = 2 steps
+    ledger.publish(1)
+    plan, record = ledger.form(1)
+    assert plan is None and record is not None and record["groups"] == [2, 3]  # of the dead step 1: (1 - 0) + (1 - 0) = 2 steps: all that waited
+    assert ledger.counts().dropped == {"rolled_back": 6} and ledger.counts().waiting == 0 and not ledger.exhausted
+    for name in opened(ledger, 2):
+        completed(ledger, name, version=5)
+    plan, _ = ledger.form(1)
+    assert plan is not None and plan.groups == (8, 9) and plan.tokens == ((0, 8),)
+
+
+def test_a_prompt_that_takes_five_steps_is_trained_and_not_discarded_for_ever() -> None:
+    # faults.md 38: 8 prompts over and over, every sample of prompt 3 takes 5 learner steps, S = 2, 40 steps
+    ledger = started(groups_per_step=2, max_staleness=2, window=3)
+    due: dict[str, int] = {}  # group to the step at which its samples are there
+    trained: list[int] = []
+    steps = waits = 0
+    while steps < 40:
+        while ledger.room():
+            (name,) = opened(ledger)
+            due[name] = steps + waits + (5 if seq_of(name) % 8 == 3 else 0)  # type: ignore[operator]
+        published = ledger.published
+        assert published is not None
+        for name in [name for name, at in due.items() if at <= steps + waits]:
+            group = ledger.group(name)
+            assert group is not None
+            completed(ledger, name, version=group.first_version)  # all of it by the policy of its lease
+            del due[name]
+        plan, _ = ledger.form(ledger.step)
+        if plan is None:
+            waits += 1  # the learner waits for the slow one, as a synchronous one would, but only up to the bound
+            continue
+        trained += [seq % 8 for seq in plan.groups]
+        steps += 1
+        ledger.publish(ledger.step + 1)
+    assert ledger.counts().dropped == {}
+    # 80 groups of 8 prompts in turn: each ten times, but for those at the end that were overtaken within the window.
+    assert all(abs(trained.count(prompt) - 10) <= 1 for prompt in range(8))
 
 
 def test_plans_that_are_not_replayed_give_their_groups_back_and_count_the_way_back() -> None:

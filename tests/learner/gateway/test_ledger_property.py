@@ -70,7 +70,7 @@ def test_replaying_the_records_gives_exactly_the_same_state(rollbacks: bool) -> 
 
 
 class Unchecked(Ledger):
-    def _oldest(self, seq: int) -> int:
+    def oldest_of(self, seq: int) -> int:
         return 0
 
     def _check_versions(self, group: Group, facts: SampleFacts) -> None:

@@ -40,6 +40,15 @@ def test_two_to_one_is_a_pattern_of_three() -> None:
     assert run.rows("a") == [0, 1, 2, 3, 0, 1] and run.rows("b") == [4, 5, 4]  # b's rows follow a's in the catalog
 
 
+def test_asking_for_the_next_prompt_changes_nothing() -> None:
+    run = Run(data={"sets": {"a": {"prompts": "x"}, "b": {"prompts": "y"}}}, sets={"a": prompts(4), "b": prompts(2)})
+    before = run.ledger.state()
+    assert run.picker.next(run.ledger.account.history, 0) == run.picker.next(run.ledger.account.history, 0)
+    assert run.ledger.state() == before
+    run.open()
+    run.kill(from_records=True)
+
+
 def test_a_set_that_has_ended_leaves_its_share_to_the_others_and_the_run_ends_with_the_last() -> None:
     data = {"shuffle": False, "sets": {"a": {"prompts": "x", "epochs": 1}, "b": {"prompts": "y", "epochs": 2}, "c": {"prompts": "z", "epochs": 1, "weight": 2}}}
     run = Run(data=data, sets={"a": prompts(1), "b": prompts(3), "c": prompts(2)})
@@ -57,6 +66,30 @@ def test_the_end_of_a_pass_neither_loses_nor_repeats_a_prompt() -> None:
     twice = Run(data={"prompts": "x", "shuffle": False, "epochs": 2}, sets={"": prompts(3)})
     twice.fill(100)
     assert twice.batches == [[0, 1], [2, 0], [1, 2]] and not twice.open()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=2, max_size=4))
+def test_shares_are_as_exact_from_the_moment_that_a_set_ends(sets: list[tuple[int, int]]) -> None:
+    """(weight, prompts) of sets of one pass; between two ends the rest have their shares of what was given since the first of the two."""
+    names = [f"s{n}" for n in range(len(sets))]
+    data = {"shuffle": False, "epochs": 1, "sets": {name: {"prompts": "x", "weight": weight} for name, (weight, _) in zip(names, sets, strict=True)}}
+    run = Run(data=data, sets={name: prompts(num) for name, (_, num) in zip(names, sets, strict=True)})
+    run.fill(1000)
+    left = {name: num for name, (_, num) in zip(names, sets, strict=True)}
+    counts, ended = Counter(dict.fromkeys(names, 0)), list[str]()
+    for record in run.records:
+        if record["type"] != "opened":
+            continue
+        if found := record.get("pick", {}).get("ended"):
+            ended += found
+            counts = Counter(dict.fromkeys(names, 0))
+        counts[record["data_set"]] += 1
+        left[record["data_set"]] -= 1
+        shares = {name: weight for name, (weight, _) in zip(names, sets, strict=True) if name not in ended}
+        bound = 1 - Fraction(1, 2 * len(shares) - 2) if len(shares) > 1 else Fraction(0)
+        assert all(abs(counts[name] - Fraction(counts.total() * weight, sum(shares.values()))) <= bound for name, weight in shares.items())
+    assert not any(left.values())
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -116,6 +116,7 @@ def test_no_file_and_no_prompts_are_the_users_mistake(tmp_path: Path) -> None:
 
 
 def test_another_data_set_has_another_fingerprint_and_a_run_refuses_it(tmp_path: Path) -> None:
+    # faults.md 114
     one = load_prompts(written(tmp_path, {"prompt": "a", "answer": 1}, {"prompt": "b"}))
     same = load_prompts(written(tmp_path, {"answer": 1, "prompt": "a"}, {"prompt": "b"}))
     assert one.fingerprint == same.fingerprint
@@ -143,6 +144,7 @@ def test_each_epoch_is_one_whole_permutation_of_its_own() -> None:
 
 
 def test_a_restart_goes_on_with_the_next_position_since_order_is_a_function_of_it() -> None:
+    # faults.md 114: the next one is the saved one + 1
     before = PromptOrder(num_rows=5, seed=3, shuffle=True, epochs=None)
     drawn = [before.row(position) for position in range(7)]
     after = PromptOrder(num_rows=5, seed=3, shuffle=True, epochs=None)

@@ -48,7 +48,7 @@ def test_a_value_is_that_of_the_state_the_token_was_drawn_in(folder: Path, mesh:
     critic, _ = cuts.critic_of(folder, mesh, torch.float32)
     plain = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     weight = torch.linspace(-0.3, 0.3, 36)
-    by_behaviour = {}
+    by_behaviour: dict[float, float] = {}
     for s in rig.samples(3, 4):  # behaviour log-probs are distinct random numbers, so they name the token
         hidden = plain(torch.cat([s.prompt_ids, s.completion_ids])[None]).last_hidden_state[0]
         states = hidden[s.prompt_ids.numel() - 1 : -1] @ weight

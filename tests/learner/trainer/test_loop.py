@@ -278,7 +278,7 @@ def test_a_rank_told_to_stop_does_not_wait_long_for_a_batch(tmp_path: Path) -> N
     stop = threading.Event()
     stop.set()
     with serving(Silent(batches, num_steps=4)) as address:
-        feed = Feed(address, incarnation=7, rank=0)
-        with pytest.raises(Leave, match="step 3"):
+        feed = Feed(address, incarnation=7, rank=0, leave_s=1.0)
+        with pytest.raises(Leave, match=r"step 3, and no gateway answered within 1 s \(checkpoint.leave_s\): there is no cut"):
             feed.take_batch(3, stop=stop)
         feed.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def entry(group: str, index: int, reward: float, **changes: object) -> Entry:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def grouped(table: list[Entry], *, normalize: bool = True, num_minibatches: int = 1, **more: bool) -> list[Minibatch]:
+def grouped(table: list[Entry], *, normalize: bool = True, num_minibatches: int = 1, **more: Any) -> list[Minibatch]:
     """The batch cut with GRPO's advantages."""
     return cut(table, advantages_of(table, advantage_function(GroupAdvantage(normalize=normalize))), num_minibatches=num_minibatches, **more)
 
@@ -71,12 +72,12 @@ def test_minibatches_hold_whole_groups(num_minibatches: int, sizes: list[int]) -
 def test_a_masked_truncated_sample_sets_the_baseline_and_is_in_no_denominator() -> None:
     # faults.md 77: rewards 1, 0, 0, 0 with the last one cut off: advantages of four, three samples of 10 tokens
     table = [entry("g", i, float(i == 0), truncated=i == 3) for i in range(4)]
-    (made,) = grouped(table, normalize=False, mask_truncated=True)
+    (made,) = grouped(table, normalize=False, masks=lambda entry: entry.truncated)
     assert dict(made.advantages) == {("g", 0): 0.75, ("g", 1): -0.25, ("g", 2): -0.25}
     assert (made.counts.num_tokens, made.counts.num_sequences) == (30, 3)
 
 
 def test_samples_of_advantage_zero_are_trained_where_the_objective_has_a_gradient_for_them() -> None:
     table = [entry("g", i, 0.5, staleness=i) for i in range(2)]
-    (made,) = grouped(table, train_all=True)
+    (made,) = grouped(table, trains_all=lambda entry: True)
     assert dict(made.advantages) == {("g", 0): 0.0, ("g", 1): 0.0} and dict(made.staleness) == {("g", 0): 0, ("g", 1): 1}

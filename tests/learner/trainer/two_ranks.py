@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +87,9 @@ def skip_and_save(mesh: DeviceMesh, folder: Path, out: Path) -> None:
     next_state = everything(optimizer)
     saver.wait()
     seen["saved"] = saver.report.num_saved
-    # The disk is full on rank 1 only (faults.md 111).
-    feed = LocalFeed()
-    failing = Saver(folder=out, model=policy.causal_lm, optimizer=optimizer, feed=feed, write=full_disk_on_rank_1)  # type: ignore[arg-type]
-    failing.start(policy_step=6)
-    failing.wait()
-    give_gradients(optimizer, 5)
-    seen["after_failure"] = {"failed": failing.report.num_failed, "told": [step for step, _ in feed.failures], "trains_on": not optimizer.update().skipped}
+    seen["before_failures"] = digests(out / "step-000005")
+    seen["failures"] = {name: failed_save(policy, optimizer, out, 6 + index, write) for index, (name, write) in enumerate(BROKEN.items())}
+    seen["after_failures"] = digests(out / "step-000005")
     if rank == 0:
         torch.save({"saved_state": after, "next_state": next_state}, out / "states")
     (out / f"seen-{rank}.json").write_text(json.dumps(seen))
@@ -105,6 +104,26 @@ def slow_save(state: dict[str, Any], **arguments: Any) -> None:
     dcp.save(state, **arguments)
 
 
+def failed_save(policy: Any, optimizer: Optimizer, out: Path, step: int, write: Any) -> dict[str, Any]:
+    """One save that goes wrong on rank 1, an update, and a save of the same saver that does not."""
+    feed, began_s = LocalFeed(), time.monotonic()
+    first = iter([write])
+    saver = Saver(folder=out / "failing", model=policy.causal_lm, optimizer=optimizer, feed=feed, write=lambda *a, **k: next(first, dcp.save)(*a, **k))  # type: ignore[arg-type]
+    saver.start(policy_step=step)
+    saver.wait()
+    took_s, left = time.monotonic() - began_s, [path.name for path in (out / "failing").glob("*")] if dist.get_rank() == 0 else []
+    give_gradients(optimizer, step)
+    trains_on = not optimizer.update().skipped
+    failed, told = saver.report.num_failed, list(feed.failures)
+    saver.start(policy_step=100 + step)
+    saver.wait()
+    return {"failed": failed, "told": told, "took_s": took_s, "left": left, "trains_on": trains_on, "saved_later": saver.report.num_saved, "failed_later": saver.report.num_failed}
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
 class FullDisk(FileSystemWriter):
     def write_data(self, *arguments: Any, **more: Any) -> Any:
         if dist.get_rank() == 1:
@@ -114,6 +133,31 @@ class FullDisk(FileSystemWriter):
 
 def full_disk_on_rank_1(state: dict[str, Any], *, checkpoint_id: Path, process_group: Any) -> None:
     dcp.save(state, storage_writer=FullDisk(checkpoint_id), process_group=process_group)
+
+
+def failing_before_the_first_collective(state: dict[str, Any], **arguments: Any) -> None:
+    """Outside of what the checkpoint library guards: rank 0 is in its first gather and would wait for rank 1."""
+    if dist.get_rank() == 1:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    dcp.save(state, **arguments)
+
+
+def denied_on_rank_1(state: dict[str, Any], *, checkpoint_id: Path, process_group: Any) -> None:
+    """Rank 1 may not write there: as another user where this one is root, who may write everywhere."""
+    if dist.get_rank() == 0 or os.geteuid() != 0:
+        locked = checkpoint_id.parent / "locked"
+        locked.mkdir(parents=True, exist_ok=True)
+        locked.chmod(0o555)
+        dcp.save(state, checkpoint_id=checkpoint_id if dist.get_rank() == 0 else locked / "cut", process_group=process_group)
+        return
+    os.seteuid(65534)
+    try:
+        dcp.save(state, checkpoint_id=checkpoint_id, process_group=process_group)
+    finally:
+        os.seteuid(0)
+
+
+BROKEN = {"full": full_disk_on_rank_1, "early": failing_before_the_first_collective, "denied": denied_on_rank_1}  # what happens to a save
 
 
 def resumed(mesh: DeviceMesh, folder: Path, cut: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Optimizer]:

@@ -30,9 +30,11 @@ class Feed(feed_pb2_grpc.FeedServiceServicer):
     gate: threading.Event = field(default_factory=threading.Event)
     answer: Callable[[feed_pb2.BeginUpdateRequest], feed_pb2.BeginUpdateResponse] = lambda _: feed_pb2.BeginUpdateResponse()
     num_retries: int = 0
+    limits: list[float] = field(default_factory=list)  # seconds that each BeginUpdate had left when it came
 
     def BeginUpdate(self, request: feed_pb2.BeginUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.BeginUpdateResponse:
         self.begins.append((request.version, request.attempt, request.store_port))
+        self.limits.append(context.time_remaining())
         self.tokens.append(str(dict(context.invocation_metadata()).get("authorization", "")))
         self.gate.wait(20)
         return self.answer(request)
@@ -192,3 +194,18 @@ def test_the_store_is_reached_by_the_gateways_host(address: str, host: str) -> N
 
 def test_a_wildcard_address_becomes_the_machines_own() -> None:
     assert store_host("0.0.0.0:7430") not in ("", "0.0.0.0")
+
+
+def test_calls_wait_as_long_as_the_settings_let_the_gateway_take(feed: tuple[Feed, str], snapshot: Snapshot) -> None:
+    servicer, address = feed
+    servicer.gate.set()
+    for options in ({}, {"deadline_s": 5000.0, "settle_s": 900.0}):
+        pushing = pusher(address, **options)
+        pushing.submit(1, snapshot)
+        assert pushing.wait_idle(10)
+        servicer.limits.append(pushing._end_limit_s)
+        assert pushing.close(5)
+    # The table's 120 and 1200 seconds at least; else settle_s + 60 and deadline_s + 60. What remained when the call came in is a little less, or rounded up.
+    limits = servicer.limits
+    assert 100 < limits[0] < 122 and limits[1] == 1200
+    assert 940 < limits[2] < 962 and limits[3] == 5060

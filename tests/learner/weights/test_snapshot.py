@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Shard, distribute_tensor
 
+from learner.shared_memory import snapshot_root
 from learner.weights.shards import served_name
-from learner.weights.snapshot import SnapshotWriter, snapshot_root
+from learner.weights.snapshot import SnapshotWriter
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.staging import from_folder
 

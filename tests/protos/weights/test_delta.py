@@ -15,16 +15,19 @@ from protos.weights.errors import TransferError
 
 def test_the_example_of_the_page() -> None:
     old, new = np.array([5, 5, 5, 5], dtype=np.uint16).view(np.uint8), np.array([5, 7, 5, 9], dtype=np.uint16).view(np.uint8)
-    # The two changes cost 6 bytes of 8.
-    assert delta.encode(old, new, word_bytes=2) == (bytes([1, 1, 7, 0, 9, 0]), 2)
+    assert delta.encode(old, new, word_bytes=2) is None  # 4 + 2 + 4 bytes are more than 8
+    old, new = (np.concatenate([side, side[:2].repeat(8)]) for side in (old, new))
+    new[8:] = old[8:]
+    assert delta.encode(old, new, word_bytes=2) == (bytes([0, 0, 0, 0, 1, 1, 7, 0, 9, 0]), 2)
 
 
-def test_gaps_of_255_and_more_are_written_as_jumps() -> None:
+def test_words_that_lie_far_are_named_with_how_much_farther() -> None:
     old = np.zeros(2000, dtype=np.uint16)
     new = old.copy()
-    new[[0, 255, 511, 1022]] = 1  # 0, 254, 255 = 255 + 0 and 510 = 255 + 255 + 0 words skipped
+    new[[0, 256, 513, 1024]] = 1  # 0, 255, 256 = 255 + 1 and 510 = 255 + 255 words skipped
     encoded = delta.encode(old.view(np.uint8), new.view(np.uint8), word_bytes=2)
-    assert encoded == (bytes([0, 254, 255, 0, 255, 255, 0]) + new[[0, 255, 511, 1022]].tobytes(), 4)
+    far = np.array([2, 2, 3, 1, 255], dtype=np.uint32).tobytes()  # L, two indices, two distances
+    assert encoded == (far + bytes([0, 255, 255, 255]) + new[[0, 256, 513, 1024]].tobytes(), 4)
 
 
 @given(
@@ -68,8 +71,18 @@ def test_a_block_of_which_all_changed_is_sent_whole_and_an_unchanged_one_not_at_
     assert np.array_equal(old, new)
 
 
+NONE_FAR = bytes(4)
+
+
 @pytest.mark.parametrize(
-    ("data", "num", "size"), [(b"\x00\x01", 1, 8), (b"\x09\x01\x00", 1, 8), (b"\xff\x01\x00", 1, 8), (b"", 1, 8), (b"\x00\x00\x01\x00\x02\x00", 2, 2)]
+    ("data", "num", "size"),
+    [
+        (NONE_FAR + b"\x00\x01", 1, 8),  # half a value
+        (NONE_FAR + b"\x09\x01\x00", 1, 8),  # word 9 of 4
+        (b"\x01\x00\x00\x00" + b"\x05\x00\x00\x00" + b"\x01\x00\x00\x00" + b"\x00\x01\x00", 1, 8),  # the sixth of one changed word
+        (b"", 1, 8),
+        (NONE_FAR + b"\x00\x00\x01\x00\x02\x00", 2, 2),  # two words for a block of one
+    ],
 )
 def test_data_that_does_not_fit_changes_nothing(data: bytes, num: int, size: int) -> None:
     block = np.zeros(size, dtype=np.uint8)

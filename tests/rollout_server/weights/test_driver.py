@@ -265,3 +265,21 @@ async def test_a_receive_that_ignores_its_deadline_is_cut_off(monkeypatch: pytes
         driver.order(begin(4, 9))
         assert [await report(driver) for _ in range(2)] == [("READY", 4, 9), ("FAILED", 4, 9)]
     assert engine.calls == ["receive", "cancelled", "discard"]
+
+
+async def test_a_replica_is_as_patient_as_the_learner_and_never_less_than_its_own_limit() -> None:
+    given: list[float] = []
+
+    class Noting(RecordingEngine):
+        async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
+            given.append(timeout_s)
+            await super().receive(group, manifest, timeout_s)
+
+    async with Running(Noting(loaded_version=8)) as driver:
+        for version, push_deadline_s in ((9, 15.0), (10, 3600.0), (11, 15.0)):
+            driver.welcome(version, push_deadline_s)
+            driver.order(prepare(version, version))
+            driver.order(begin(version, version))
+            for _ in range(3):
+                await report(driver)
+    assert given == [300.0, 3600.0, 300.0]

@@ -1,4 +1,4 @@
-"""What a child process owes its parent: to die with it."""
+"""What a child process owes its parent: to die with it. (deploy/child.py does the same before anything is imported.)"""
 
 from __future__ import annotations
 

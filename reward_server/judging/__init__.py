@@ -1,0 +1,1 @@
+"""What a judge said, as a number: verdicts and votes. Pure."""
