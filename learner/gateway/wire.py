@@ -16,11 +16,13 @@ from learner.gateway.snapshots import Chunk
 from learner.gateway.submissions import Receipt
 from learner.gateway.terms import Row
 from learner.gateway.updates import Settlement
+from protos.fields import key as field_key
 from protos.identity import group_seed
 from protos.learner.v1alpha1 import feed_pb2, learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
+_ROW, _ROWS, _ROWS_ROWS = feed_pb2.TakeBatchResponse.ROW_FIELD_NUMBER, feed_pb2.TakeBatchResponse.ROWS_FIELD_NUMBER, feed_pb2.Rows.ROWS_FIELD_NUMBER
 _STATUSES = {
     "accepted": learner_pb2.RECEIPT_STATUS_ACCEPTED,
     "duplicate": learner_pb2.RECEIPT_STATUS_DUPLICATE,
@@ -135,30 +137,20 @@ def batch_rows(payloads: Sequence[bytes | memoryview], *, together: bool) -> lis
     A payload is copied as it is, once: parsing and encoding it again would cost more than sending it.
     """
     if not together:
-        return [b"".join((_key(feed_pb2.TakeBatchResponse.ROW_FIELD_NUMBER, len(payload)), payload)) for payload in payloads]
+        return [b"".join((field_key(_ROW, len(payload)), payload)) for payload in payloads]
     parts: list[bytes | memoryview] = [b""]
     num_bytes = 0
     for payload in payloads:
-        key = _key(feed_pb2.Rows.ROWS_FIELD_NUMBER, len(payload))
+        key = field_key(_ROWS_ROWS, len(payload))
         num_bytes += len(key) + len(payload)
         parts += (key, payload)
-    parts[0] = _key(feed_pb2.TakeBatchResponse.ROWS_FIELD_NUMBER, num_bytes)
+    parts[0] = field_key(_ROWS, num_bytes)
     return [b"".join(parts)]
 
 
 def encoded(message: feed_pb2.TakeBatchResponse | bytes) -> bytes:
     """Serializer of TakeBatch: what is encoded already passes."""
     return message if isinstance(message, bytes) else message.SerializeToString()
-
-
-def _key(number: int, num_bytes: int) -> bytes:
-    """What goes before a length-delimited field in protobuf's encoding (tag, length as a varint); number below 16."""
-    result = bytearray((number << 3 | 2,))
-    while num_bytes > 0x7F:
-        result.append(num_bytes & 0x7F | 0x80)
-        num_bytes >>= 7
-    result.append(num_bytes)
-    return bytes(result)
 
 
 def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:
