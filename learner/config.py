@@ -92,7 +92,7 @@ class OptimizerConfig(Section):
             raise ValueError(f"optimizer.decay_updates={self.decay_updates}, min_lr_share={self.min_lr_share} with schedule=constant: nothing decays; use schedule=linear or cosine, or leave them out")
         if self.decay_updates is not None and self.decay_updates <= self.warmup_updates:
             raise ValueError(f"optimizer.decay_updates={self.decay_updates} is not more than warmup_updates={self.warmup_updates}: the decay would end before it begins; use a larger one")
-        if self.kind != "muon" and "momentum" in self.model_fields_set:
+        if self.kind != "muon" and self.momentum != 0.95:
             raise ValueError(f"optimizer.momentum={self.momentum} with kind={self.kind}: only kind=muon reads it; leave it out")
         return self
 
@@ -108,7 +108,7 @@ class CriticConfig(Section):
     @model_validator(mode="after")
     def _cut_like_the_actor(self) -> CriticConfig:
         for key in ("minibatches", "epochs"):
-            if key in self.optimizer.model_fields_set:
+            if getattr(self.optimizer, key) != 1:
                 raise ValueError(f"critic.optimizer.{key}={getattr(self.optimizer, key)}: the critic is updated with the actor, minibatch by minibatch; set optimizer.{key}")
         return self
 
