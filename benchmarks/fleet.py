@@ -27,7 +27,7 @@ import numpy as np
 import uvloop
 
 from benchmarks import _line
-from benchmarks._emulated import VOCABULARY, Rank, Replica, config_in, end_process_on_failure, gateway, requests_for
+from benchmarks._emulated import VOCABULARY, Rank, Replica, config_in, end_process_on_failure, finished, gateway
 from benchmarks._line import Bar, Pair
 from learner.config import LearnerConfig
 from protos.arrays import pack_floats, pack_ids
@@ -85,8 +85,8 @@ class Actor:
             if self.groups_per_s:
                 due_s = max(due_s, loop.time() - 1.0) + random.uniform(0.5, 1.5) / self.groups_per_s
                 await asyncio.sleep(max(0.0, due_s - loop.time()))
-            for request in requests_for(leases, [self._sample], self.replica.loaded_version):
-                self._under_way.add(task := asyncio.create_task(self.replica.submit(request)))
+            for sample in finished(leases, [self._sample], self.replica.loaded_version):
+                self._under_way.add(task := asyncio.create_task(self.replica.submit(sample)))
                 task.add_done_callback(self._under_way.discard)
             if not self.groups_per_s:
                 await asyncio.gather(*self._under_way)

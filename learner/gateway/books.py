@@ -10,6 +10,7 @@ from typing import Any
 from learner.gateway.account import Record
 from learner.gateway.appends import Appends, Key
 from learner.gateway.bell import Bell
+from learner.gateway.evaluation import Evaluations
 from learner.gateway.ledger import Ledger
 from learner.gateway.segments import Position
 from learner.gateway.unscored import UnscoredShare
@@ -20,10 +21,12 @@ class Books:
 
     payloads: where the payload of each sample lies that may still be needed. failure: set once the journal takes nothing more;
     the account in memory is ahead of the disk then, so the process must end. unusable: why samples could not be trained on, since the start.
+    evaluations: their own account, in the same journal.
     """
 
-    def __init__(self, ledger: Ledger, journal: Appends, *, max_unscored_share: float | None = None) -> None:
+    def __init__(self, ledger: Ledger, journal: Appends, evaluations: Evaluations | None = None, *, max_unscored_share: float | None = None) -> None:
         self.ledger = ledger
+        self.evaluations = evaluations or Evaluations()
         self.journal = journal
         self.bell = Bell()
         self.payloads: dict[Key, Position] = {}

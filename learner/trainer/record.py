@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from learner.lines import Lines
 from learner.trainer.checkpoint import SaveReport
 from learner.trainer.decode import Batch
-from learner.trainer.lines import Lines
 from learner.trainer.metrics import summary_of_batch, summary_of_result
 from learner.trainer.publish import Published
 from learner.trainer.table import Entry
-from learner.trainer.update import StepResult
+from learner.trainer.tally import StepResult
 from learner.weights.push import PushMetrics
 
 _SAMPLES_A_STEP = 4
