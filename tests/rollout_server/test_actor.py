@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from protos.arrays import unpack
-from protos.identity import sample_seed
+from protos.identity import group_seed, sample_seed
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -122,6 +122,7 @@ async def test_a_non_finite_logprob_makes_its_sample_unusable_and_harms_no_other
     from rollout_server import sampling as sampling_module
     from rollout_server import small_engine
 
+    # faults.md 47: of eight samples one carries NaN, one -inf; six arrive usable
     original = sampling_module.draw
     lease = a_lease(0, group_size=8)
     poisoned = {sample_seed(lease.sampling.seed, 2): math.nan, sample_seed(lease.sampling.seed, 5): -math.inf}
@@ -255,3 +256,16 @@ async def test_room_is_counted_in_training_groups_though_an_evaluation_lends_sma
         await learner.lend(lease)
         await learner.until(lambda lease=lease: any(t.group_id == lease.group_id for t in learner.submitted))  # type: ignore[misc]
     assert running.service.actor is not None and running.service.actor._group_size == 4
+
+
+async def test_four_replicas_draw_sixteen_different_samples_of_one_prompt(start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path) -> None:
+    # faults.md 72: 16 tokens at T = 1 of a model that is next to uniform over its tokens; no seed is an engine's own constant
+    learner.publish(1, tiny_model)
+    for replica in "abcd":
+        await start(**{**at(learner, reward), "replica_id": replica})
+    for number in range(4):
+        lease = a_lease(number, group_size=4, max_new_tokens=16)
+        lease.sampling.seed = group_seed(0, f"g{number:08d}")
+        await learner.lend(lease)
+    await learner.until(lambda: len(learner.submitted) == 16)
+    assert len({bytes(t.completion_ids.data) for t in learner.submitted}) == 16
