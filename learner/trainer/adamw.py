@@ -25,9 +25,10 @@ class AdamW:
         """Moves every parameter that has a gradient. divisor: a scalar on their device that gradients are divided by, in the same kernel; None: 1."""
         held = [(name, parameter) for name, parameter in self._parameters.items() if parameter.grad is not None]
         moments = [self.moments(name) for name, _ in held]
+        gradients = [local(parameter.grad) for _, parameter in held if parameter.grad is not None]
+        averages, squares = [local(each["exp_avg"]) for each in moments], [local(each["exp_avg_sq"]) for each in moments]
         adamw(
-            [local(parameter) for _, parameter in held], [local(parameter.grad) for _, parameter in held if parameter.grad is not None],
-            *([local(each[key]) for each in moments] for key in ("exp_avg", "exp_avg_sq")), [], [each["step"] for each in moments],
+            [local(parameter) for _, parameter in held], gradients, averages, squares, [], [each["step"] for each in moments],
             fused=True, grad_scale=divisor, amsgrad=False, maximize=False, lr=lr, beta1=self._config.betas[0], beta2=self._config.betas[1], eps=self._config.eps, weight_decay=self._config.weight_decay,
         )  # fmt: skip
 
