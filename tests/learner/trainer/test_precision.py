@@ -37,10 +37,10 @@ def test_what_is_computed_again_in_the_backward_pass_changes_nothing(tmp_path: P
         for engine in (Engine(), Engine(recompute="full"), Engine(recompute="selective", recompute_every=2), Engine(reshard=False)):
             policy = load_policy(folder, mesh=mesh, compute_dtype=torch.bfloat16, temperature=1.0, engine=engine)
             calls = [0]
-            policy.causal_lm.get_submodule("model.layers.0.mlp").register_forward_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))
+            policy.causal_lm.get_submodule("model.layers.0.input_layernorm").register_forward_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))
             policy(row).sum().backward()
             seen[engine.recompute, engine.reshard] = (calls[0], {name: whole(p.grad) for name, p in policy.named_parameters() if p.grad is not None})
         plain = seen.pop(("none", True))[1]
-        assert {kind: number for (kind, _), (number, _) in seen.items()} == {"full": 2, "selective": 2, "none": 1}  # forward passes of the first layer
+        assert {kind: number for (kind, _), (number, _) in seen.items()} == {"full": 2, "selective": 2, "none": 1}  # passes of the first layer
         for _, gradients in seen.values():
             assert all(torch.equal(gradients[name], gradient) for name, gradient in plain.items())
