@@ -87,18 +87,13 @@ class Batched:
     async def _in_thread(self, columns: tuple[list[Any], ...], answers: Sequence[asyncio.Future[Any]]) -> Any:
         """A thread cannot be killed, but its process can: once nobody waits for any of the items, the process ends and is replaced."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, self._function, *columns)
-        waited_for = asyncio.gather(*answers, return_exceptions=True)
-        try:
-            await asyncio.wait({running, waited_for}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
+        while not running.done():
+            await asyncio.wait({running, *(answer for answer in answers if not answer.done())}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() and all(answer.done() for answer in answers):
                 await asyncio.wait({running}, timeout=_STUCK_S)
-            if not running.done():
-                os._exit(1)
-            return running.result()
-        finally:
-            if not waited_for.done():
-                # cancelling it would cancel the answers: it ends with them
-                waited_for.add_done_callback(lambda future: None)
+                if not running.done():
+                    os._exit(1)
+        return running.result()
 
 
 def _settle(answer: asyncio.Future[Any], result: Any) -> None:
