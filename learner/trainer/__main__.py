@@ -131,7 +131,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions))
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions), objective.control.state())
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     root = shared_memory.snapshot_root(registration.run_id)
@@ -152,7 +152,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         policy=policy,
         optimizer=optimizer,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions), limit_s=config.checkpoint.save_s),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions), control=objective.control.state(), limit_s=config.checkpoint.save_s),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,
