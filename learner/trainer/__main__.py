@@ -24,7 +24,7 @@ from learner.config import LearnerConfig
 from learner.process import complain, log_to_stderr, next_incarnation, read_config
 from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
-from learner.trainer.companions import followed, load_companions
+from learner.trainer.companions import followed, load_companions, load_critic
 from learner.trainer.engine import engine_of
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
@@ -121,8 +121,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
             model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
             engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
         )  # fmt: skip
-        optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
+        optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer, total_updates=config.total_updates)
         companions = load_companions(config, policy, model_dir, world)
+        critic = load_critic(config, policy, model_dir, world)
         security = resolve(config.security)
     except ValueError as error:
         return complain(str(error))
@@ -131,7 +132,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions), objective.control.state())
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions, critic), objective.control.state())
+        if critic is not None:
+            critic.restored()
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     root = shared_memory.snapshot_root(registration.run_id)
@@ -151,12 +154,15 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         companions=companions,
         policy=policy,
         optimizer=optimizer,
+        critic=critic,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions), control=objective.control.state(), limit_s=config.checkpoint.save_s),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), control=objective.control.state(), limit_s=config.checkpoint.save_s),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,
     )
+    if critic is not None:
+        critic.optimizer.before_update = parts.saver.settle
     _LOG.info("rank %d of %d on %s starts from step %d (%s)", world.rank, world.size, world.device, registration.policy_step, registration.cut_dir or model_dir)
     end = run(parts, registration.policy_step)
     parts.saver.wait()

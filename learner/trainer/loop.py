@@ -14,6 +14,7 @@ from learner.config import LearnerConfig
 from learner.trainer.checkpoint import Saver
 from learner.trainer.clock import Clock
 from learner.trainer.companion import Companion
+from learner.trainer.critic import Critic
 from learner.trainer.decode import Batch
 from learner.trainer.feed import Feed, Order
 from learner.trainer.model import Policy
@@ -21,7 +22,7 @@ from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Published, Publisher
 from learner.trainer.record import Recorder
-from learner.trainer.update import train_step
+from learner.trainer.update import Course, train_step
 from protos import faultpoints
 
 
@@ -35,6 +36,7 @@ class Parts:
     policy: Policy
     companions: Mapping[Literal["reference", "teacher"], Companion]  # second models, empty for most algorithms
     optimizer: Optimizer
+    critic: Critic | None  # of PPO; None for every other algorithm
     publisher: Publisher
     saver: Saver
     recorder: Recorder  # writes on rank 0 only
@@ -62,8 +64,9 @@ def run(parts: Parts, step: int) -> End:
         with clock.time("train"):
             minibatches = parts.objective.minibatches(batch.table, num=config.optimizer.minibatches)
             result = train_step(
-                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix, companions=parts.companions
-            )
+                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix,
+                companions=parts.companions, critic=parts.critic, course=course_of(config, step),
+            )  # fmt: skip
         faultpoints.point("trainer_update")
         step, leaving = step + 1, any_rank(parts.stop.is_set())
         parts.saver.settle()  # a step without signal has made no update, which would have waited
@@ -94,6 +97,12 @@ def next_batch(parts: Parts, step: int) -> Batch | Order | None:
                 dist.barrier()  # the gateway forgets the order when rank 0 has reported; nobody asks again before
         if batch.leave:
             return batch
+
+
+def course_of(config: LearnerConfig, step: int) -> Course:
+    """Of the step that starts from policy step `step`: in the first ones the critic may be trained alone."""
+    critic = config.critic_in_use
+    return Course(epochs=config.optimizer.epochs, actor=critic is None or step >= critic.warmup_steps)
 
 
 def save_is_due(step: int, *, every_steps: int | None, last_step: int) -> bool:

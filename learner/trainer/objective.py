@@ -124,7 +124,7 @@ class Objective:
         advantage, kl = row.advantage, self.config.kl
         if row.teacher is not None and self.config.teacher is not None:
             advantage = advantage + distillation_advantages(logprob, row.teacher)
-        if kl is not None and kl.where == "reward":
+        if kl is not None and kl.where == "reward" and self.config.advantage.kind != "gae":  # there it is in the rewards that the critic sees
             advantage = advantage + kl_penalty_to_go(
                 row.behaviour, _reference(row), row.sequence, num_sequences=row.num_sequences, coefficient=self.control.coefficient(kl), estimator=kl.estimator
             )  # fmt: skip

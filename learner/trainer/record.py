@@ -16,7 +16,7 @@ from learner.trainer.decode import Batch
 from learner.trainer.metrics import summary_of_batch, summary_of_result
 from learner.trainer.publish import Published
 from learner.trainer.table import Entry
-from learner.trainer.update import StepResult
+from learner.trainer.tally import StepResult
 from learner.weights.push import PushMetrics
 
 _SAMPLES_A_STEP = 4

@@ -82,6 +82,7 @@ def test_shares_are_as_exact_from_the_moment_that_a_set_ends(sets: list[tuple[in
         if record["type"] != "opened":
             continue
         if found := record.get("pick", {}).get("ended"):
+            assert not set(found) & set(ended)  # each ends once
             ended += found
             counts = Counter(dict.fromkeys(names, 0))
         counts[record["data_set"]] += 1

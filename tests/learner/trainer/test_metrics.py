@@ -15,7 +15,7 @@ from learner.trainer.metrics import summary_of_batch, summary_of_result
 from learner.trainer.publish import Published
 from learner.trainer.record import Recorder
 from learner.trainer.table import Entry
-from learner.trainer.update import StepResult
+from learner.trainer.tally import StepResult
 from learner.weights.plan import make_plan
 from learner.weights.push import PushMetrics
 from learner.weights.snapshot import Snapshot
