@@ -100,6 +100,7 @@ async def test_a_prompt_one_short_of_the_limit_gets_one_token(start: Start) -> N
 
 
 async def test_a_client_that_gives_up_frees_its_place_within_a_second(start: Start) -> None:
+    # faults.md 126
     running = await start(step_s=0.02)
     with pytest.raises(grpc.aio.AioRpcError, match="Deadline"):
         await answers(running.stub, a_request(max_new_tokens=250), timeout_s=0.5)
