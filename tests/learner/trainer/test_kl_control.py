@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -58,7 +60,7 @@ def test_the_term_is_multiplied_by_the_factor_and_measured(where: str) -> None:
 
 
 def test_data_sets_share_the_factor_and_may_not_adapt_on_their_own() -> None:
-    data = {"sets": {"a": {"prompts": "p", "algorithm": {"kl": {"coefficient": 0.5}}}, "b": {"prompts": "q"}}}
+    data: dict[str, Any] = {"sets": {"a": {"prompts": "p", "algorithm": {"kl": {"coefficient": 0.5}}}, "b": {"prompts": "q"}}}
     made = LearnerConfig.model_validate({"run_dir": "r", "model": "m", "data": data, "algorithm": {"kl": ADAPTIVE}})
     objective = objective_of_run(made)
     assert all(one.control is objective.control for one in objective.sets.values())
