@@ -171,6 +171,7 @@ class PushConfig(Section):
     folder: str = Field("", description="shared path or URL on which every version is published for replicas that cannot be reached; empty: none")
     max_roots: Count = Field(8, description="trainer ranks that talk to the replicas; at least one on every machine")
     verify: Literal["off", "digest", "logprobs"] = Field("digest", description="off: coverage alone; digest: every slice; logprobs: also a probe prompt's log-probs after each update")
+    probe_tolerance: float | None = Field(None, gt=0, description="verify=logprobs: largest mean absolute difference of log-probs; None: by dtype, 0.02 in float32, 0.3 where bfloat16 is involved")
     dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field({}, description="exceptions from trainer.served_dtype, by pattern of tensor names")
     generating_share: float = Field(0.0, ge=0, lt=1, description="share of the replicas that go on drawing while others apply; 0: all apply at once")
 

@@ -207,7 +207,7 @@ class Gateway:
             recovered=recovered,
             attendance=self._attendance,
             batches=batches,
-            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl"), generating_share=config.push.generating_share),
+            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl"), record_load=line_writer(config.run_dir / "loads.jsonl"), generating_share=config.push.generating_share),
             published=self._snapshots,
             saving=saving,
             checkpoints=checkpoints,

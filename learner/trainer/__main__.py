@@ -29,9 +29,10 @@ from learner.trainer.engine import engine_of
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
-from learner.trainer.model import load_policy
+from learner.trainer.model import Policy, load_policy
 from learner.trainer.objective import objective_of_run
 from learner.trainer.optimizer import Optimizer
+from learner.trainer.probe import TOLERANCES, Prober
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
 from learner.trainer.shaping import shaping_of
@@ -155,7 +156,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         policy=policy,
         optimizer=optimizer,
         critic=critic,
-        publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
+        publisher=Publisher(feed=feed, writer=writer, pusher=pusher, probe=_probe(config, policy, world)),
         saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), control=objective.control.state(), limit_s=config.checkpoint.save_s),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
@@ -174,6 +175,16 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     if not end.finished and step not in (parts.saver.report.last_step, resumed):
         return _uncut(f"told to stop, and the cut of step {step} failed; the log says why")
     return 0
+
+
+def _probe(config: LearnerConfig, policy: Policy, world: World) -> Prober | None:
+    """With push.verify=logprobs: what replicas are held against after each update."""
+    if config.push.verify != "logprobs":
+        return None
+    coarser = next((dtype for dtype in ("bfloat16", "float16") if dtype in (config.trainer.served_dtype, config.trainer.compute_dtype)), "float32")
+    tolerance = config.push.probe_tolerance if config.push.probe_tolerance is not None else TOLERANCES[coarser]
+    vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    return Prober(policy, vocabulary=int(vocabulary), tolerance=tolerance, device=world.device)
 
 
 def _finish(parts: Parts, end: End, model_dir: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -57,6 +59,15 @@ class Policy(nn.Module):
         head = output_head(self.causal_lm)
         bias = cast("Tensor | None", getattr(head, "bias", None))
         return token_logprobs(hidden[row.query], cast(Tensor, head.weight), bias, row.target, head=self._head, with_entropy=with_entropy)
+
+    @contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Log-probs under another temperature while the block runs."""
+        before, self._head = self._head, replace(self._head, temperature=temperature)
+        try:
+            yield
+        finally:
+            self._head = before
 
 
 def output_head(causal_lm: nn.Module) -> nn.Module:
