@@ -24,16 +24,15 @@ def say(text: str) -> None:
 
 
 def blow(folder: Path, model: Path, *, seed: int, faults: Sequence[Fault], seconds: float, ranks: int, redis: bool = False) -> Audit:
-    """Faults until the time is up; the last audit, of the run at rest. Raises AssertionError saying seed, fault and what did not hold."""
+    """Faults for so many seconds, and to the end of the last one; the last audit, of the run at rest. Raises AssertionError saying seed, fault and what did not hold."""
     rng = random.Random(seed)
     say(f"seed {seed}, {ranks} ranks, journal in {'Redis' if redis else 'segments'}, {seconds:.0f} s")
-    end = time.monotonic() + seconds
     with scene(folder, model, ranks=ranks, redis=redis) as at:
         began = time.monotonic()
         wait_for("the first steps", lambda: at.step() >= 2, limit_s=FIRST_S, guard=at.run.learner_must_live)
         at.patience_s = max(at.patience_s, 4 * (time.monotonic() - began))
         say(f"seed {seed}: begun after {time.monotonic() - began:.0f} s; each fault has {at.patience_s:.0f} s to be got over")
-        order: list[Fault] = []
+        end, order = time.monotonic() + seconds, list[Fault]()
         while time.monotonic() < end:
             order = order or rng.sample(faults, len(faults))  # each once before any comes twice
             _one(at, order.pop(), rng, seed)
