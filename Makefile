@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 BIN := .venv/bin
 READY := .venv/.ready
 FAST := not slow and not chaos
-PACKAGES := protos learner rollout_server reward_server deploy headrace.py tests $(if $(wildcard benchmarks/*.py),benchmarks)
+PACKAGES := protos learner rollout_server reward_server deploy headrace.py examples tests $(if $(wildcard benchmarks/*.py),benchmarks)
 
 .PHONY: help setup demo smoke test test-full chaos check lint types imports contract stubs fix protos baseline bench
 .DEFAULT_GOAL := help

@@ -27,7 +27,7 @@ from protos.learner.v1alpha1 import feed_pb2, feed_pb2_grpc, learner_pb2, learne
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
-from rollout_server.submitting import Submitting
+from rollout_server.submitting import Finished, Submitting
 
 VOCABULARY = 50_000
 MODEL_TOKENS = 8192
@@ -143,7 +143,7 @@ class Replica:
     def __init__(self, address: str, config: LearnerConfig, replica_id: str = "a") -> None:
         self._channel = rpc.channel(address)
         self.stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
-        self.submitting = Submitting(self.stub)
+        self.submitting = Submitting(self._channel)
         self.replica_id = replica_id
         self.loaded_version = 0
         self.incarnation = time.time_ns()
@@ -180,9 +180,9 @@ class Replica:
             await self._news.wait()  # published a moment ago; the order is on its way
         return leases
 
-    async def submit(self, request: learner_pb2.SubmitTrajectoriesRequest) -> None:
+    async def submit(self, sample: Finished) -> None:
         """Raises RuntimeError unless the sample is accepted."""
-        receipt = await self.submitting.submit(request)
+        receipt = await self.submitting.submit(sample)
         if receipt.status != learner_pb2.RECEIPT_STATUS_ACCEPTED:
             raise RuntimeError(f"sample ({receipt.group_id}, {receipt.sample_index}) was not accepted: {receipt}")
 
@@ -280,9 +280,9 @@ def end_process_on_failure(task: asyncio.Task[None]) -> None:
         os._exit(1)
 
 
-def requests_for(leases: Sequence[learner_pb2.Lease], samples: Sequence[trajectory_pb2.Trajectory], version: int) -> list[learner_pb2.SubmitTrajectoriesRequest]:
+def finished(leases: Sequence[learner_pb2.Lease], samples: Sequence[trajectory_pb2.Trajectory], version: int) -> list[Finished]:
     """Finished samples of all groups, ready to be submitted: the given ones in turn, under the leases' names."""
-    made: list[learner_pb2.SubmitTrajectoriesRequest] = []
+    made: list[Finished] = []
     for lease in leases:
         for index in range(lease.group_size):
             trajectory = trajectory_pb2.Trajectory()
@@ -290,5 +290,5 @@ def requests_for(leases: Sequence[learner_pb2.Lease], samples: Sequence[trajecto
             trajectory.group_id, trajectory.sample_index = lease.group_id, index
             trajectory.prompt_ids.CopyFrom(lease.prompt_ids)
             trajectory.spans[0].version = version
-            made.append(learner_pb2.SubmitTrajectoriesRequest(run_id=RUN_ID, lease_id=lease.lease_id, trajectory=trajectory))
+            made.append(Finished(run_id=RUN_ID, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=trajectory.SerializeToString()))
     return made

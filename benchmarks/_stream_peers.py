@@ -18,6 +18,7 @@ import grpc
 import uvloop
 from isal.isal_zlib import crc32
 
+from learner.process import keep_freed_memory
 from protos import rpc
 from protos.lifeline import die_with_parent
 
@@ -83,4 +84,5 @@ async def serve(path: Path) -> None:
 
 if __name__ == "__main__":
     die_with_parent(os.getppid())
+    keep_freed_memory()  # as the gateway does
     (uvloop.run if "--asyncio" not in sys.argv else asyncio.run)(serve(Path(sys.argv[1])))

@@ -25,7 +25,7 @@ from isal.isal_zlib import crc32
 from benchmarks import _line
 from benchmarks._line import Bar
 from learner.gateway.segments import HEAD_BYTES, head
-from protos.arrays import put_floats, put_ids, unpack
+from protos.arrays import encoded, unpack
 from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
 
 PROMPT_TOKENS, COMPLETION_TOKENS, TEXT_BYTES = 256, 2048, 9000
@@ -63,14 +63,11 @@ def content() -> Content:
 
 
 def encode_ours(value: Content) -> bytes:
-    made = pb.Trajectory(group_id=value.group_id, sample_index=value.sample_index, finish_reason=pb.FINISH_REASON_STOP, text=value.text, replica_id=value.replica_id)
-    put_ids(made.prompt_ids, value.prompt_ids)
-    put_ids(made.completion_ids, value.completion_ids)
-    put_floats(made.logprobs, value.logprobs)
-    made.spans.add(version=value.version, start=0, end=len(value.completion_ids))
-    reward = made.reward
+    rest = pb.Trajectory(group_id=value.group_id, sample_index=value.sample_index, finish_reason=pb.FINISH_REASON_STOP, replica_id=value.replica_id)
+    rest.spans.add(version=value.version, start=0, end=len(value.completion_ids))
+    reward = rest.reward
     reward.score.value, reward.scorer = value.reward, value.scorer
-    payload = made.SerializeToString()
+    payload = encoded(rest, prompt_ids=value.prompt_ids, completion_ids=value.completion_ids, logprobs=value.logprobs, text=value.text)
     return head(b"", payload, 0) + payload
 
 

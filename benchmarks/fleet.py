@@ -27,9 +27,10 @@ import numpy as np
 import uvloop
 
 from benchmarks import _line
-from benchmarks._emulated import VOCABULARY, Rank, Replica, config_in, end_process_on_failure, gateway, requests_for
+from benchmarks._emulated import VOCABULARY, Rank, Replica, config_in, cpu_s, end_process_on_failure, finished, gateway
 from benchmarks._line import Bar, Pair
 from learner.config import LearnerConfig
+from learner.gateway.window import max_open
 from protos.arrays import pack_floats, pack_ids
 from protos.lifeline import die_with_parent
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -37,6 +38,10 @@ from protos.trajectory.v1alpha1 import trajectory_pb2
 P, G = 16, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256
 ACTORS = (32, 64, 128)
+# Every actor holds a group while it draws, so the account must let as many be open: (S + 1) P - (W - 1) = 17 * 16 - 64 = 208, of which
+# two batches may be complete or in training. With S = 8 it lets 80 be open, and the last 48 of 128 actors wait for a lease by rule.
+MAX_STALENESS, WINDOW = 16, 4 * P + 1
+assert max_open(groups_per_step=P, max_staleness=MAX_STALENESS, window=WINDOW) >= max(ACTORS) + 2 * P
 NUM_PROCESSES = 2  # of actors
 CAPACITY_S, WARM_S, ROUND_S = 4.0, 1.5, 4.5
 LOAD_AT_128 = 0.6
@@ -85,8 +90,8 @@ class Actor:
             if self.groups_per_s:
                 due_s = max(due_s, loop.time() - 1.0) + random.uniform(0.5, 1.5) / self.groups_per_s
                 await asyncio.sleep(max(0.0, due_s - loop.time()))
-            for request in requests_for(leases, [self._sample], self.replica.loaded_version):
-                self._under_way.add(task := asyncio.create_task(self.replica.submit(request)))
+            for sample in finished(leases, [self._sample], self.replica.loaded_version):
+                self._under_way.add(task := asyncio.create_task(self.replica.submit(sample)))
                 task.add_done_callback(self._under_way.discard)
             if not self.groups_per_s:
                 await asyncio.gather(*self._under_way)
@@ -172,7 +177,7 @@ class Fleet:
             pipe.recv()
         self._until_next_batch()
         time.sleep(WARM_S)
-        before, gateway_s, began_s = self._ask(), self._gateway_cpu(), time.perf_counter()
+        before, gateway_s, actors_s, began_s = self._ask(), self._gateway_cpu(), self._actors_cpu_s(), time.perf_counter()
         time.sleep(seconds)
         after, took_s = self._ask(), time.perf_counter() - began_s
         if after["samples"] == before["samples"]:
@@ -181,7 +186,12 @@ class Fleet:
             "samples_per_s": (after["samples"] - before["samples"]) / (after["at_s"] - before["at_s"]),  # from batch to batch
             "trainer_cpu_share": (after["cpu_s"] - before["cpu_s"]) / took_s,
             "gateway_cpu_share": (self._gateway_cpu() - gateway_s) / took_s,
+            "actors_cpu_share": (self._actors_cpu_s() - actors_s) / took_s,
         }
+
+    def _actors_cpu_s(self) -> float:
+        """Processor seconds of the emulated actors, all together."""
+        return sum(cpu_s(process.pid) for process in self._processes[:NUM_PROCESSES])
 
     def _until_next_batch(self, limit_s: float = 60.0) -> None:
         """Whatever was asked for is at work. Raises RuntimeError when nothing comes."""
@@ -207,7 +217,7 @@ class Fleet:
 def measure(folder: Path, num_pairs: int) -> tuple[list[Pair], dict[str, float]]:
     config = config_in(
         folder, prompt_tokens=PROMPT_TOKENS, groups_per_step=P, sampling={"group_size": G, "max_new_tokens": COMPLETION_TOKENS},
-        staleness={"max_staleness": 8, "window": 4 * P + 1}, lease={"heartbeat_s": 1.0, "silence_s": 60.0, "lapse_s": 600.0},
+        staleness={"max_staleness": MAX_STALENESS, "window": WINDOW}, lease={"heartbeat_s": 1.0, "silence_s": 60.0, "lapse_s": 600.0},
     )  # fmt: skip
     with gateway(config) as process:
         fleet = Fleet(process.address, folder, multiprocessing.get_context("spawn"), process.cpu_s)
@@ -219,7 +229,7 @@ def measure(folder: Path, num_pairs: int) -> tuple[list[Pair], dict[str, float]]
                 seen = {number: fleet.rate(number, groups_per_s, ROUND_S) for number in ACTORS}
                 pairs.append(
                     {f"per_actor_{number}": seen[number]["samples_per_s"] / number for number in ACTORS}
-                    | {"trainer_cpu_share": seen[128]["trainer_cpu_share"], "gateway_cpu_share": seen[128]["gateway_cpu_share"]}
+                    | {"trainer_cpu_share": seen[128]["trainer_cpu_share"], "gateway_cpu_share": seen[128]["gateway_cpu_share"], "actors_cpu_share": seen[128]["actors_cpu_share"]}
                 )
         finally:
             fleet.stop()

@@ -43,7 +43,7 @@ class Ours:
     def __init__(self, name: str, mesh: DeviceMesh, *, row_tokens: int, recompute: Recompute = "none", every: int = 2) -> None:
         cuda = mesh.device_type == "cuda"
         self.row_tokens, self.config = row_tokens, shapes.shape(name)
-        self.engine = Engine(attention="flex" if cuda else "pieces", compile=cuda, unit_tokens=unit_of(row_tokens), recompute=recompute, recompute_every=every)
+        self.engine = Engine(attention="flex" if cuda else "pieces", compile=cuda, unit_tokens=unit_of(row_tokens), recompute=recompute, recompute_every=every, reshard=recompute != "none")
         self.policy = shapes.policy_of(self.config, mesh, self.engine, torch.bfloat16 if cuda else torch.float32)
         self.optimizer = Optimizer(self.policy.causal_lm.named_parameters(), OptimizerConfig(lr=1e-6))
         self.objective = make_objective(AlgorithmConfig(), max_new_tokens=4096)
@@ -155,6 +155,8 @@ def main() -> None:
     notes: dict[str, Any] = {}
     pairs: list[Pair] = []
     with tempfile.TemporaryDirectory() as folder:
+        if cuda:
+            torch.cuda.set_device(0)
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
         mesh = init_device_mesh("cuda" if cuda else "cpu", (1,), mesh_dim_names=("shard",))
         if not options.only_mfu:

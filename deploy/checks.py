@@ -21,7 +21,7 @@ def contradictions(
     learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None, placement: Placement
 ) -> list[str]:
     """What cannot work, found without starting anything. Empty: nothing."""
-    return [
+    lines = [
         *_addresses(learner, rollout),
         *_wiring(learner, rollout, reward),
         *_lengths(learner, rollout),
@@ -30,6 +30,7 @@ def contradictions(
         *_gpus(learner, rollout, placement),
         *_security(learner),
     ]
+    return list(dict.fromkeys(lines))  # what is wrong for each of several data sets alike is said once
 
 
 def _security(learner: LearnerConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Steps as they are appended to metrics.jsonl, and a line of words for each."""
+"""Steps and evaluations as they are appended to metrics.jsonl, and a line of words for each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+
+from learner.gateway.evaluation_result import words as evaluation_words
 
 Metrics = dict[str, Any]
 
@@ -47,12 +49,20 @@ def surviving(lines: list[Metrics]) -> list[Metrics]:
 
     Example: steps 1 2 3 2 3 give the last three lines as 1 2 3 (the first of 1, the second ones of 2 and 3).
     """
-    last = {int(line["step"]): line for line in lines}
+    last = {int(line["step"]): line for line in lines if "evaluation" not in line}
+    return [last[step] for step in sorted(last)]
+
+
+def evaluations(lines: list[Metrics]) -> list[Metrics]:
+    """The line of each evaluated step, in order: the last one where it was evaluated again after a rollback."""
+    last = {int(line["step"]): line for line in lines if "evaluation" in line}
     return [last[step] for step in sorted(last)]
 
 
 def words(metrics: Metrics, num_steps: int) -> str:
-    """One step on one line: reward, staleness by share of tokens, speed, idleness of both sides."""
+    """One step on one line: reward, staleness by share of tokens, speed, idleness of both sides; or one evaluation."""
+    if "evaluation" in metrics:
+        return f"evaluation of step {metrics['step']} (version {metrics['version']}): {evaluation_words(metrics['evaluation'])}"
     staleness = {int(age): int(tokens) for age, tokens in metrics.get("staleness", {}).items()}
     total = sum(staleness.values()) or 1
     ages = " ".join(f"{age}:{100 * tokens / total:.0f}%" for age, tokens in sorted(staleness.items()))

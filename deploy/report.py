@@ -12,8 +12,9 @@ from typing import Any
 
 from deploy.mistakes import Mistakes
 from deploy.plot import Series, bar_chart, line_chart, number
-from deploy.progress import Metrics, read_all, surviving
+from deploy.progress import Metrics, evaluations, read_all, surviving
 from deploy.services import write_atomically
+from learner.gateway.evaluation_result import words as evaluation_words
 
 Read = Callable[[Metrics], Any]
 NUM_SAMPLES = 24
@@ -73,6 +74,16 @@ CHARTS = (
 )
 
 
+HELD_OUT = Chart(
+    title="Held-out score",
+    lines={
+        "score": _at("evaluation", "score"),
+        "one standard error above": lambda line: _bound(line, 1.0),
+        "one below": lambda line: _bound(line, -1.0),
+    },
+)  # fmt: skip
+
+
 def write(run_dir: Path) -> Path:
     """Writes the page and returns its path. Raises Mistakes when the folder holds no run."""
     if not run_dir.is_dir():
@@ -91,9 +102,11 @@ def page(run_dir: Path, lines: list[Metrics]) -> str:
     body = [
         f"<h1>{html.escape(run_dir.name)}</h1>",
         _summary(run_dir, lines, steps),
+        _held_out(evaluations(lines)),
         *[chart(each, steps) for each in CHARTS],
         _staleness(steps),
         _dropped(steps),
+        _unusable(steps),
         _accuracy(run_dir),
         _samples(run_dir),
         _configuration(run_dir),
@@ -124,7 +137,7 @@ def _summary(run_dir: Path, lines: list[Metrics], steps: list[Metrics]) -> str:
     minutes = (last["time_s"] - steps[0]["time_s"]) / 60 if "time_s" in last else 0.0
     rows: list[tuple[object, ...]] = [
         ("steps", len(steps)),
-        ("lines of metrics (more than steps: steps made again after a rollback)", len(lines)),
+        ("lines of steps (more than steps: steps made again after a rollback)", sum("evaluation" not in line for line in lines)),
         ("minutes from first to last step", number(minutes)),
         ("last version, lineage", f"{last.get('version')}, {last.get('lineage')}"),
         ("reward, first and last step", f"{number(steps[0].get('reward_mean') or 0)}, {number(last.get('reward_mean') or 0)}"),
@@ -145,9 +158,40 @@ def _staleness(steps: list[Metrics]) -> str:
     return bar_chart("Trained tokens by staleness (steps)", [(str(age), float(count)) for age, count in sorted(tokens.items())])
 
 
+def _bound(line: Metrics, errors: float) -> float | None:
+    """The score with so many standard errors added; None where there is no error."""
+    score, error = _at("evaluation", "score")(line), _at("evaluation", "standard_error")(line)
+    return None if score is None or error is None else score + errors * error
+
+
+def _held_out(lines: list[Metrics]) -> str:
+    """Evaluations beside training: a figure, and each with its errors, counts and versions; empty without any."""
+    if not lines:
+        return ""
+    rows = [(line["step"], line["version"], _estimates(line["evaluation"]), *(line["evaluation"][name] for name in ("num_prompts", "scored", "unscored", "lost")), _versions(line)) for line in lines]
+    return chart(HELD_OUT, lines) + _table(rows, ("step", "version", "score ± standard error", "prompts", "scored", "unscored", "lost", "tokens by version"))
+
+
+def _estimates(found: Metrics) -> str:
+    return evaluation_words(found).rpartition(" (")[0]
+
+
+def _versions(line: Metrics) -> str:
+    return ", ".join(f"{version}: {count}" for version, count in line["evaluation"]["tokens_by_version"].items())
+
+
 def _dropped(steps: list[Metrics]) -> str:
     dropped = (steps[-1].get("dropped") or {}) if steps else {}
     return bar_chart("Groups dropped so far, by reason", [(reason, float(count)) for reason, count in sorted(dropped.items())])
+
+
+def _unusable(steps: list[Metrics]) -> str:
+    """Samples of trained groups that had no part in the loss: unscored ones by reason, and others."""
+    reasons: dict[str, int] = {}
+    for line in steps:
+        for reason, count in (line.get("unusable") or {}).items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    return bar_chart("Samples of trained groups that could not be used, by reason", [(reason, float(count)) for reason, count in sorted(reasons.items())])
 
 
 def _accuracy(run_dir: Path) -> str:

@@ -64,12 +64,16 @@ def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
         f" (at most {status.max_open} open, {status.num_waiting} complete and waiting); dropped: {dropped}"
     )
     yield f"staleness (bound {status.max_staleness}): {staleness_words(dict(status.trained_tokens_by_staleness))}"
+    if status.num_unusable:
+        yield f"unusable samples since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_unusable.items()))}"
     for one in status.data_sets:
         yield _data_set(one)
     if status.num_kept_flat:
         yield f"groups kept without signal (filter.max_flat_a_step): {status.num_kept_flat}"
     if status.num_refused:
         yield f"refused: {status.num_refused} calls and connections without this run's token or TLS"
+    if status.HasField("evaluation"):
+        yield _evaluation(status.evaluation)
     if status.alarm:
         yield f"ALARM: {status.alarm}"
     yield f"replicas: {len(status.replicas)}"
@@ -83,6 +87,15 @@ def staleness_words(tokens: dict[int, int]) -> str:
     if not total:
         return "no token trained yet"
     return ", ".join(f"{age}: {100 * count / total:.0f}%" for age, count in sorted(tokens.items())) + f" of {total} tokens"
+
+
+def _evaluation(own: learner_pb2.GetStatusResponse.Evaluation) -> str:
+    runs = f"step {own.policy_step}, version {own.version} or newer, runs" if own.running else "none runs"
+    last = f"; last, step {own.last_step}: {own.last}" if own.last else ""
+    return (
+        f"evaluation: {runs}; samples: leased {own.num_leased} = scored {own.num_scored} + unscored {own.num_unscored} + lost {own.num_lost} + open {own.num_open}"
+        f"{f', postponed {own.num_postponed}' if own.num_postponed else ''}{last}"
+    )
 
 
 def _data_set(one: learner_pb2.GetStatusResponse.DataSet) -> str:

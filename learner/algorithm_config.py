@@ -44,9 +44,12 @@ class SeveralRewardsAdvantage(Section):
 
 
 class CriticAdvantage(Section):
+    """GAE, with the critic of section `critic`."""
+
     kind: Literal["gae"]
     gamma: float = Field(1.0, gt=0, le=1)
-    lam: float = Field(1.0, ge=0, le=1)
+    lam: float = Field(0.95, ge=0, le=1)
+    whiten: bool = Field(True, description="advantages to mean 0 and deviation 1 over the tokens of the batch")
 
 
 class GreedyAdvantage(Section):
@@ -157,6 +160,13 @@ class CorrectionConfig(Section):
         return self
 
 
+class AdaptiveKl(Section):
+    """The pull grows while the KL is over a target and shrinks while it is under (Ziegler et al. 2019)."""
+
+    target: float = Field(gt=0, description="mean KL of a token, in nats, by `estimator`")
+    horizon_steps: float = Field(100.0, gt=0, description="the factor changes by at most 0.2 / horizon_steps a step")
+
+
 class KlConfig(Section):
     """A pull towards another policy."""
 
@@ -171,6 +181,7 @@ class KlConfig(Section):
     every_steps: Count | None = Field(None, description="of periodic: steps between two copies of the policy")
     decay: float | None = Field(None, gt=0, lt=1, description="of ema, a step")
     offload: bool = Field(True, description="the second model waits in CPU memory between its passes")
+    adaptive: AdaptiveKl | None = Field(None, description="`coefficient` is what it starts from; None: it stays")
 
     @model_validator(mode="after")
     def _contradictions(self) -> KlConfig:
@@ -204,7 +215,6 @@ class OverlongConfig(Section):
 
 PresetName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "dapo", "gspo", "cispo", "sapo", "decoupled_ppo", "ppo", "opd"]
 _MISSING = {
-    "gae": "needs a critic that predicts returns, and the trainer has no critic role; use a group's baseline instead, such as name=grpo or advantage.kind=leave_one_out",
     "greedy_baseline": "needs the reward of a greedy answer to each prompt, and a lease asks for samples of one temperature only; use advantage.kind=leave_one_out, whose baseline costs no further sample",
 }
 
@@ -256,7 +266,7 @@ class AlgorithmConfig(Section):
     @property
     def trains_all(self) -> bool:
         """Whether a sample of advantage 0 has a gradient too."""
-        return self.kl is not None or self.teacher is not None or self.entropy_bonus > 0 or self.loss.kind == "custom"
+        return self.advantage.kind == "gae" or self.kl is not None or self.teacher is not None or self.entropy_bonus > 0 or self.loss.kind == "custom"
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:

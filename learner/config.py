@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
 from learner.data_config import DataConfig as DataConfig
 from learner.data_config import SetConfig
+from learner.evaluation_config import MIN_TEMPERATURE, EvaluationConfig
 from learner.presets import PRESETS, with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
@@ -19,7 +20,6 @@ from protos.security import SecurityConfig
 Beta = Annotated[float, Field(ge=0, lt=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # what every generator that is seeded with it takes
-MIN_TEMPERATURE = 0.01  # engines clamp below it in silence (rollout_server/engine.py)
 
 
 class SamplingConfig(Section):
@@ -54,23 +54,63 @@ class FilterConfig(Section):
     """Which complete groups are worth training on."""
 
     min_usable: int = Field(2, ge=1, description="usable samples below which a group is dropped")
-    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    unscored: Literal["drop_sample", "drop_group", "fallback"] = Field("drop_sample", description="what becomes of a sample whose scorer had no answer; fallback: unscored_value is its reward")
+    unscored_value: float | None = Field(None, description="with unscored: fallback only")
+    max_unscored_share: float | None = Field(0.5, ge=0, le=1, description="of the last 512 samples; above, the run stops with a message; None: it never does")
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
     max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
     then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
 
+    @model_validator(mode="after")
+    def _fallback(self) -> FilterConfig:
+        if (self.unscored == "fallback") != (self.unscored_value is not None):
+            raise ValueError(f"filter.unscored={self.unscored} with unscored_value={self.unscored_value}: a fallback and its value belong together; give both, or neither")
+        return self
+
 
 class OptimizerConfig(Section):
-    """AdamW; one update a minibatch."""
+    """One update a minibatch."""
 
+    kind: Literal["adamw", "muon"] = Field("adamw", description="muon: for the matrices between hidden states, AdamW for everything else")
     lr: float = Field(1e-6, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup_updates: int = Field(0, ge=0, description="linear warm-up, in optimizer updates")
+    momentum: float = Field(0.95, ge=0, lt=1, description="of muon only")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up, in optimizer updates")
+    decay_updates: Count | None = Field(None, description="update at which the decay ends; None: the run's last")
+    min_lr_share: float = Field(0.0, ge=0, le=1, description="share of lr that the decay ends at")
     clip_norm: float = Field(1.0, gt=0)
-    minibatches: Count = Field(1, description="optimizer updates a step")
+    minibatches: Count = Field(1, description="optimizer updates an epoch")
+    epochs: Count = Field(1, description="passes over the batch of a step")
+
+    @model_validator(mode="after")
+    def _without_effect(self) -> OptimizerConfig:
+        if self.schedule == "constant" and (self.decay_updates is not None or self.min_lr_share):
+            raise ValueError(f"optimizer.decay_updates={self.decay_updates}, min_lr_share={self.min_lr_share} with schedule=constant: nothing decays; use schedule=linear or cosine, or leave them out")
+        if self.decay_updates is not None and self.decay_updates <= self.warmup_updates:
+            raise ValueError(f"optimizer.decay_updates={self.decay_updates} is not more than warmup_updates={self.warmup_updates}: the decay would end before it begins; use a larger one")
+        if self.kind != "muon" and self.momentum != 0.95:
+            raise ValueError(f"optimizer.momentum={self.momentum} with kind={self.kind}: only kind=muon reads it; leave it out")
+        return self
+
+
+class CriticConfig(Section):
+    """The critic of `algorithm.advantage.kind: gae` (docs/learner.md)."""
+
+    model: str | None = Field(None, description="Hugging Face folder or hub id, with the policy's tokens; None: the model that the run starts from")
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    clip: float | None = Field(0.2, gt=0, description="how far a value may move in a step before its loss stops following; None: no bound")
+    warmup_steps: int = Field(0, ge=0, description="steps in which the critic alone is trained and the actor stands still")
+
+    @model_validator(mode="after")
+    def _cut_like_the_actor(self) -> CriticConfig:
+        for key in ("minibatches", "epochs"):
+            if getattr(self.optimizer, key) != 1:
+                raise ValueError(f"critic.optimizer.{key}={getattr(self.optimizer, key)}: the critic is updated with the actor, minibatch by minibatch; set optimizer.{key}")
+        return self
 
 
 class TrainerConfig(Section):
@@ -89,6 +129,7 @@ class TrainerConfig(Section):
     recompute_every: Count = Field(2, description="of selective: one layer in so many")
     head_dtype: Literal["compute", "float32"] = Field("compute", description="of the logits: rounded to compute_dtype, or not")
     freeze: tuple[str, ...] = Field((), description="patterns (regular expressions) of parameter names that are not trained")
+    reshard: bool | None = Field(None, description="a layer's gathered weights are freed after its forward pass and gathered again for backward; None: unless one rank holds all of them and recomputes nothing")
     offload: bool = Field(False, description="weights, gradients and optimizer state rest in CPU memory, CUDA only")
 
 
@@ -130,6 +171,7 @@ class PushConfig(Section):
     folder: str = Field("", description="shared path or URL on which every version is published for replicas that cannot be reached; empty: none")
     max_roots: Count = Field(8, description="trainer ranks that talk to the replicas; at least one on every machine")
     verify: Literal["off", "digest", "logprobs"] = Field("digest", description="off: coverage alone; digest: every slice; logprobs: also a probe prompt's log-probs after each update")
+    probe_tolerance: float | None = Field(None, gt=0, description="verify=logprobs: largest mean absolute difference of log-probs; None: by dtype, 0.02 in float32, 0.3 where bfloat16 is involved")
     dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field({}, description="exceptions from trainer.served_dtype, by pattern of tensor names")
     generating_share: float = Field(0.0, ge=0, lt=1, description="share of the replicas that go on drawing while others apply; 0: all apply at once")
 
@@ -154,11 +196,13 @@ class LearnerConfig(Section):
     filter: FilterConfig = FilterConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig | None = Field(None, description="only with advantage.kind=gae, where None means the defaults")
     trainer: TrainerConfig = TrainerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
     security: SecurityConfig = SecurityConfig()
+    evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 
     @model_validator(mode="before")
     @classmethod
@@ -180,6 +224,24 @@ class LearnerConfig(Section):
         one = self.data.sources[name]
         preset = PRESETS.get(one.algorithm.get("name", ""), {}).get("filter", {})
         return bool(preset.get("zero_signal") or self.filter.zero_signal) if one.zero_signal is None else one.zero_signal
+
+    @model_validator(mode="after")
+    def _critic_fits(self) -> LearnerConfig:
+        if self.algorithm.advantage.kind != "gae" and self.critic is not None:
+            raise ValueError(f"critic is set with algorithm {self.algorithm.name} (advantage.kind={self.algorithm.advantage.kind}): only advantage.kind=gae (name=ppo) has a critic; leave it out")
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            raise ValueError(f"critic.warmup_steps={self.critic.warmup_steps} is not less than steps={self.steps}: the actor would never be trained; use fewer")
+        return self
+
+    @property
+    def total_updates(self) -> int:
+        """Optimizer updates of a whole run in which every minibatch of every step makes one."""
+        return self.steps * self.optimizer.epochs * self.optimizer.minibatches
+
+    @property
+    def critic_in_use(self) -> CriticConfig | None:
+        """The critic's section, its defaults where the algorithm needs one and none is set."""
+        return self.critic or CriticConfig() if self.algorithm.advantage.kind == "gae" else None
 
     @model_validator(mode="after")
     def _algorithms_fit(self) -> LearnerConfig:
@@ -205,6 +267,12 @@ class LearnerConfig(Section):
             raise ValueError(f"{zero_key}=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
         if kind == "several_rewards" and zero_signal:
             raise ValueError(f"{zero_key}=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
+        if kind == "several_rewards" and self.filter.unscored == "fallback":
+            raise ValueError("filter.unscored=fallback with advantage.kind=several_rewards: unscored_value is one number, and this advantage needs every part; drop the sample or the group")
+        if (kind == "gae") != (self.algorithm.advantage.kind == "gae"):
+            raise ValueError(f"{key}.algorithm has advantage.kind={kind} and the run {self.algorithm.advantage.kind}: a critic sees every sample or none; use gae for all data sets, or for none")
+        if kind == "gae" and zero_signal:
+            raise ValueError(f"{zero_key}=true with advantage.kind=gae: a critic learns from groups of equal rewards as well; set zero_signal=false")
         if kind == "several_rewards" and self.control == "shuffled_rewards":
             raise ValueError("control=shuffled_rewards with advantage.kind=several_rewards: only the total is shuffled, the parts would still teach; use another advantage for the control")
         if algorithm.overlong is not None and algorithm.overlong.buffer_tokens > length:

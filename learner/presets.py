@@ -29,7 +29,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "correction": {"level": "token", "mode": "truncate", "high": 5.0},
         }
     },
-    "ppo": {"algorithm": {"advantage": {"kind": "gae"}, "loss": {"kind": "clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}}},
+    "ppo": {
+        "algorithm": {
+            "advantage": {"kind": "gae"},
+            "loss": {"kind": "clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
+            "kl": {"coefficient": 0.01, "estimator": "k1", "where": "reward", "reference": "frozen"},
+        },
+    },
     "remax": {"algorithm": {"advantage": {"kind": "greedy_baseline"}, "loss": {"kind": "reinforce"}}},
     "opd": {"algorithm": {"advantage": {"kind": "teacher"}, "loss": {"kind": "reinforce"}, "correction": {"level": "token", "mode": "truncate", "high": 2.0}}},
 }

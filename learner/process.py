@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -15,8 +16,18 @@ from pydantic import ValidationError
 from learner.config import LearnerConfig
 from protos import mistakes
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 USER_MISTAKE = 2  # exit code: starting again would not help
 END = signal.SIGUSR1  # how the learner tells its gateway to end; SIGTERM and SIGINT may come to a whole group or machine at once
+
+
+def keep_freed_memory() -> None:
+    """Buffers up to 32 MiB are kept for the next ones, up to 256 MiB in all, instead of going back to the kernel each time (mallopt(3)):
+    a message of a mebibyte costs 256 page faults otherwise, twice. Does nothing where the C library is not glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def next_incarnation(run_dir: Path, before: int = 0) -> int:

@@ -44,6 +44,8 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
         self._streams: set[ScoreStream] = set()
+        self._num_grouped = 0  # completions of groups that are being scored
+        self._group_room = asyncio.Event()
         self._is_draining = False
 
     def drain(self) -> None:
@@ -95,13 +97,19 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             fields=request.fields.SerializeToString(deterministic=True),
             priority=request.priority,
         )
+        while self._num_grouped >= self._max_pending:
+            self._group_room.clear()
+            await self._group_room.wait()
         if self._is_draining:
             return None
+        self._num_grouped += len(group.completions)
         self._plane.submit_group(name, group, lambda outcomes: None if answered.done() else answered.set_result(outcomes))
         try:
             return await answered
         finally:
             self._plane.forget(answered)
+            self._num_grouped -= len(group.completions)
+            self._group_room.set()
 
     async def _serve(self, requests: Requests, write: Write, context: Context) -> None:
         stream = ScoreStream(max_items=self._max_pending, max_bytes=self._max_pending_bytes)

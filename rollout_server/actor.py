@@ -16,13 +16,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 
 from protos import rpc
-from protos.arrays import put_floats, put_ids, unpack
+from protos.arrays import encoded, unpack
 from protos.identity import sample_seed
 from protos.learner.v1alpha1 import learner_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
@@ -30,7 +30,7 @@ from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
 from rollout_server.engine import Delta, EngineUnavailableError, SamplingSpec
 from rollout_server.replica import Replica
 from rollout_server.scoring import Scoring
-from rollout_server.submitting import Submitting
+from rollout_server.submitting import Finished, Submitting
 from rollout_server.together import GroupScoring, Rewards, Together
 from rollout_server.tokens import Tokens
 from rollout_server.wire import FINISH, sampling_spec, version_spans
@@ -147,7 +147,8 @@ class Actor:
         return list(response.leases)
 
     def _take(self, lease: learner_pb2.Lease) -> None:
-        self._group_size = max(1, lease.group_size)
+        if lease.purpose != learner_pb2.LEASE_PURPOSE_EVALUATION:  # rooms are counted in training groups
+            self._group_size = max(1, lease.group_size)
         group = self._groups.get(lease.group_id)
         if group is None:
             group = self._groups[lease.group_id] = _Group(lease=lease, together=self._together(lease))
@@ -194,6 +195,8 @@ class Actor:
     async def _produce(self, group: _Group, index: int) -> None:
         lease = group.lease
         spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index))
+        if index in lease.greedy:
+            spec = replace(spec, temperature=0.0, top_p=1.0, top_k=0)
         prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
         start_s = time.monotonic()
         last = await self._draw(group, index, prompt_ids, spec)
@@ -207,10 +210,7 @@ class Actor:
         if scored is None:
             return
         reward, score_s = scored
-        trajectory = self._trajectory(lease, index, last)
-        trajectory.reward.CopyFrom(reward)
-        trajectory.text, trajectory.generate_s, trajectory.score_s = text, generate_s, score_s
-        await self._submit(group, trajectory)
+        await self._submit(group, self._finished(lease, index, last, text=text, reward=reward, generate_s=generate_s, score_s=score_s))
 
     async def _reward(self, group: _Group, index: int, text: str) -> tuple[pb.Reward, float] | None:
         """The reward and its seconds; None: the sample's group was given up."""
@@ -241,17 +241,15 @@ class Actor:
             await asyncio.sleep(_POLL_S)
         return False
 
-    def _trajectory(self, lease: learner_pb2.Lease, index: int, last: Delta) -> pb.Trajectory:
+    def _finished(self, lease: learner_pb2.Lease, index: int, last: Delta, *, text: str, reward: pb.Reward, generate_s: float, score_s: float) -> Finished:
         assert self._me is not None, "a group in hand was leased as somebody"
         assert last.finish is not None and last.token_ids, "a finished sample has at least one token"
-        made = pb.Trajectory(
-            group_id=lease.group_id, sample_index=index, prompt_ids=lease.prompt_ids,
-            spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
-            unusable_reason=self._unusable(last), replica_id=self._me.replica_id,
+        rest = pb.Trajectory(
+            group_id=lease.group_id, sample_index=index, spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
+            unusable_reason=self._unusable(last), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
         )  # fmt: skip
-        put_ids(made.completion_ids, last.token_ids)
-        put_floats(made.logprobs, last.logprobs)
-        return made
+        payload = encoded(rest, prompt_ids=unpack(lease.prompt_ids), completion_ids=last.token_ids, logprobs=last.logprobs, text=text)
+        return Finished(run_id=self._me.run_id, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=payload)
 
     def _unusable(self, last: Delta) -> str:
         if not all(math.isfinite(value) for value in last.logprobs):
@@ -260,10 +258,8 @@ class Actor:
             return "token_without_text"  # a padding row of the embedding: no tokenizer could have made it
         return ""
 
-    async def _submit(self, group: _Group, trajectory: pb.Trajectory) -> None:
-        assert self._me is not None, "a group in hand was leased as somebody"
-        request = learner_pb2.SubmitTrajectoriesRequest(run_id=self._me.run_id, lease_id=group.lease.lease_id, trajectory=trajectory)
-        receipt = await self._submitting.submit(request)
+    async def _submit(self, group: _Group, finished: Finished) -> None:
+        receipt = await self._submitting.submit(finished)
         if receipt.status == learner_pb2.RECEIPT_STATUS_UNWANTED:
             logger.info("group %s is not wanted any more: %s", receipt.group_id, receipt.detail)
             for task in group.tasks.values():

@@ -59,8 +59,19 @@ def read_specs(folder: Path) -> dict[str, TensorSpec]:
     return specs
 
 
+def check_tied(folder: Path) -> None:
+    """Raises ValueError for a folder whose config ties head and embedding while its files hold two different ones: engines pick one or the other."""
+    if not is_tied(folder):
+        return
+    stored_names = {name: path for path in sorted(folder.glob("*.safetensors")) for name in read_header(path)}
+    embedding = next((name for name in stored_names if name.endswith("embed_tokens.weight")), "")
+    if "lm_head.weight" in stored_names and embedding and not stored(folder, embedding).equal(stored(folder, "lm_head.weight")):
+        raise ValueError(f"{folder}: config.json ties lm_head.weight to {embedding}, but the files hold two different tensors; remove lm_head.weight, or set tie_word_embeddings to false")
+
+
 def expected_tensors(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor that a full update of this model holds."""
+    """(name, shape) of every tensor that a full update of this model holds. Raises ValueError as check_tied."""
+    check_tied(folder)
     return [(name, spec.shape) for name, spec in read_specs(folder).items()]
 
 
@@ -68,6 +79,17 @@ def is_tied(folder: Path) -> bool:
     """Whether config.json says that head and embedding are one tensor. Where it is silent, a stored head is a tensor of its own."""
     config = json.loads((folder / "config.json").read_text())
     return bool(config.get("tie_word_embeddings", False))
+
+
+def stored(folder: Path, name: str) -> Any:
+    """One tensor of a folder. Raises KeyError for one that it lacks."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        if name in read_header(path):
+            with safe_open(path, framework="pt") as file:
+                return file.get_tensor(name)
+    raise KeyError(f"{folder} holds no tensor {name}")
 
 
 def folder_update(folder: Path, version: int) -> tuple[manifest_pb2.Manifest, Iterator[tuple[int, int, bytes]]]:

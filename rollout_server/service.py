@@ -178,7 +178,7 @@ class Service:
             grouped = GroupScoring(self._config.rewards, timeout_s=self._config.score_timeout_s, security=self._security) if self._config.score_groups else None
             if grouped is not None:
                 stack.push_async_callback(grouped.close)
-            submitting = Submitting(stub)
+            submitting = Submitting(channel)
 
             def welcomed(welcome: learner_pb2.Welcome) -> None:
                 scoring.scorer = welcome.scorer

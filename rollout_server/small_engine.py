@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import torch
 
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.adapter import MergedStaging, check_fits
 from protos.weights.landing import Landing
-from protos.weights.staging import check_names
-from rollout_server.checkpoint import expected_tensors
+from rollout_server.checkpoint import expected_tensors, stored
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import (
     Delta,
@@ -146,12 +146,12 @@ class SmallEngine:
         return self._loaded_version
 
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         self._landing.begin_receive(group, manifest, timeout_s)
         await self._until_landed()
 
     async def stage_folder(self, folder: Path, manifest: bytes, timeout_s: float) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         self._landing.begin_folder(str(folder), manifest)
         await self._until_landed()
 
@@ -162,21 +162,33 @@ class SmallEngine:
             raise RuntimeError(state.detail or f"the transfer was given up ({state.phase})")
 
     async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         self._landing.begin_chunks(manifest)
         async for bucket, offset, data in chunks:
             self._landing.write_chunk(bucket, offset, data)
         await asyncio.to_thread(self._landing.finish_chunks)
 
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        def compute() -> list[float]:
+            ids = torch.tensor([list(token_ids)])
+            with torch.inference_mode():
+                scores = torch.log_softmax(self._model(ids).logits[0].float(), -1)
+            return [float(value) for value in scores[:-1].gather(1, ids[0, 1:, None])[:, 0]]
+
+        return await asyncio.wrap_future(self._between_steps(compute))
+
     async def discard(self) -> None:
         self._landing.discard()
 
     async def commit(self, version: int) -> CommitTimes:
-        if version <= self._loaded_version:
-            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions only rise")
+        if version < self._loaded_version:
+            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions never fall")
         await self.check()
         staging = self._landing.take(version)
-        return await asyncio.wrap_future(self._between_steps(lambda: self._commit_now(version, staging.tensors())))
+        tensors = staging.tensors()
+        if staging.manifest.HasField("adapter"):
+            tensors = MergedStaging(staging, lambda name: stored(self._folder, name), ()).changed()
+        return await asyncio.wrap_future(self._between_steps(lambda: self._commit_now(version, tensors)))
 
     def _commit_now(self, version: int, tensors: Any) -> CommitTimes:
         start_s = time.monotonic()
@@ -190,7 +202,8 @@ class SmallEngine:
             for request in self._requests:
                 if self._config.in_flight == "recompute":
                     request.cache = None
-                request.track.switch(version, num_tokens=request.num_drawn)
+                if version > self._loaded_version:
+                    request.track.switch(version, num_tokens=request.num_drawn)
             self._loaded_version = version
         self._stale = False
         return CommitTimes(pause_s=time.monotonic() - start_s)

@@ -20,18 +20,36 @@ from typing import Any
 import grpc
 
 from protos import faultpoints, rpc
+from protos.fields import key as field_key
 from protos.learner.v1alpha1 import learner_pb2 as pb
 
 logger = logging.getLogger("headrace.rollout.submitting")
 
 MAX_PENDING = 1024  # samples without receipt; beyond it submit blocks, and with it sampling
 MESSAGE_BYTES = 256 << 10  # samples that are ready at the same time share a message up to about this size
+_METHOD = f"/{pb.DESCRIPTOR.services_by_name['LearnerService'].full_name}/SubmitTrajectories"
+_ONE, _SEVERAL = pb.SubmitTrajectoriesRequest.TRAJECTORY_FIELD_NUMBER, pb.SubmitTrajectoriesRequest.TRAJECTORIES_FIELD_NUMBER
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Finished:
+    """A finished sample, encoded once. Example: Finished(run_id="r1", lease_id="l7", group_id="g00000003", sample_index=1, trajectory=b"...")"""
+
+    run_id: str
+    lease_id: str
+    group_id: str
+    sample_index: int
+    trajectory: bytes  # a whole Trajectory of trajectory.proto (`protos.arrays.encoded`), with the same group_id and sample_index
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.group_id, self.sample_index
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Entry:
-    request: pb.SubmitTrajectoriesRequest
+    sample: Finished
     receipt: asyncio.Future[pb.SubmitTrajectoriesResponse]
 
 
@@ -40,10 +58,10 @@ class MalformedError(Exception):
 
 
 class Submitting:
-    """`stub`: LearnerServiceStub."""
+    """`channel`: to the learner. Messages leave encoded (see `together`), so the call is made here and not by the stub."""
 
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._submit_trajectories: Any = channel.stream_stream(_METHOD, response_deserializer=pb.SubmitTrajectoriesResponse.FromString)
         self._room = asyncio.Semaphore(MAX_PENDING)
         self._unsent: asyncio.Queue[_Entry] = asyncio.Queue()
         self._sent: dict[tuple[str, int], _Entry] = {}  # in order of sending
@@ -52,11 +70,11 @@ class Submitting:
     def num_pending(self) -> int:
         return len(self._sent) + self._unsent.qsize()
 
-    async def submit(self, request: pb.SubmitTrajectoriesRequest) -> pb.SubmitTrajectoriesResponse:
+    async def submit(self, sample: Finished) -> pb.SubmitTrajectoriesResponse:
         """Returns the receipt, however long the learner is away."""
         async with self._room:
             faultpoints.point("before_submit")
-            entry = _Entry(request=request, receipt=asyncio.get_running_loop().create_future())
+            entry = _Entry(sample=sample, receipt=asyncio.get_running_loop().create_future())
             self._unsent.put_nowait(entry)
             return await entry.receipt
 
@@ -81,10 +99,10 @@ class Submitting:
         """No stream is held open for nothing."""
         while not self._sent and self._unsent.empty():
             entry = await self._unsent.get()
-            self._sent[_key(entry.request.trajectory)] = entry
+            self._sent[entry.sample.key] = entry
 
     async def _stream(self) -> None:
-        call = self._stub.SubmitTrajectories(timeout=rpc.deadline_s("SubmitTrajectories"))
+        call = self._submit_trajectories(timeout=rpc.deadline_s("SubmitTrajectories"))
         writer = asyncio.create_task(self._writer(call))
         try:
             async for answer in call:
@@ -112,24 +130,28 @@ class Submitting:
         wanted = []
         for entry in entries:
             if entry.receipt.done():  # nobody waits any more
-                self._sent.pop(_key(entry.request.trajectory), None)
+                self._sent.pop(entry.sample.key, None)
             else:
-                self._sent[_key(entry.request.trajectory)] = entry
-                wanted.append(entry.request)
-        for request in together(wanted):
-            await call.write(request)
+                self._sent[entry.sample.key] = entry
+                wanted.append(entry.sample)
+        for message in together(wanted):
+            await call.write(message)
 
 
-def together(requests: Sequence[pb.SubmitTrajectoriesRequest]) -> Iterator[pb.SubmitTrajectoriesRequest]:
-    """The samples of all requests in order, in messages of about MESSAGE_BYTES; one that stays alone keeps its message."""
+def together(samples: Sequence[Finished]) -> Iterator[bytes]:
+    """The samples in order, in encoded SubmitTrajectoriesRequests of about MESSAGE_BYTES; one that stays alone names its lease."""
+    last = len(samples) - 1
     start, num_bytes = 0, 0
-    for index, request in enumerate(requests):
-        num_bytes += request.ByteSize()
-        follower = requests[index + 1] if index + 1 < len(requests) else None
-        if num_bytes >= MESSAGE_BYTES or follower is None or follower.run_id != request.run_id:
-            yield request if index == start else pb.SubmitTrajectoriesRequest(run_id=request.run_id, trajectories=[each.trajectory for each in requests[start : index + 1]])
+    for index, sample in enumerate(samples):
+        num_bytes += len(sample.trajectory)
+        if num_bytes >= MESSAGE_BYTES or index == last or samples[index + 1].run_id != sample.run_id:
+            yield _request(samples[start : index + 1])
             start, num_bytes = index + 1, 0
 
 
-def _key(trajectory: Any) -> tuple[str, int]:
-    return trajectory.group_id, trajectory.sample_index
+def _request(samples: Sequence[Finished]) -> bytes:
+    """One message of samples of one run. Each trajectory is copied once."""
+    first, alone = samples[0], len(samples) == 1
+    number = _ONE if alone else _SEVERAL
+    head = pb.SubmitTrajectoriesRequest(run_id=first.run_id, lease_id=first.lease_id if alone else "").SerializeToString()
+    return b"".join((head, *(part for sample in samples for part in (field_key(number, len(sample.trajectory)), sample.trajectory))))

@@ -1,67 +1,60 @@
-"""Exact counts of what vLLM's front end has been given, independent of how fast anybody reads it.
+"""Exact counts of what vLLM's engine has drawn for each request, independent of how fast anybody reads it.
 
 vLLM's EngineCore sends tokens and answers over one ordered channel: when the answer to "pause" is here, every token
-drawn before it has arrived as well, but may still wait in the queue before the output handler. `settle` waits until
-that queue is empty and the handler is back at it; then the counts are final until "resume".
+drawn before it has arrived as well, though it may wait for long behind the output handler. So tokens are counted as they
+arrive, when they are put into the handler's queue; with the scheduler paused the counts are final.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 
 class Accounting:
-    """Watches one AsyncLLM. Uses three inner names that 0.26 to 0.33 share: engine_core.outputs_queue,
-    engine_core.get_output_async and output_processor; start fails loudly where one is gone."""
+    """Watches one AsyncLLM. Uses two inner names that 0.26 to 0.33 share: engine_core.outputs_queue (outputs with request_id,
+    new_token_ids and finish_reason) and output_processor.add_request; start fails loudly where one is gone."""
 
     def __init__(self, engine: Any) -> None:
-        self._core = engine.engine_core
-        self._processor = engine.output_processor
-        self._engine = engine
-        self._waits = False
-        self._admitted: set[str] = set()
-        self._wrap()
+        self._names: dict[str, str] = {}  # vLLM's own id of an admitted request to ours
+        self._ids: dict[str, str] = {}
+        self._drawn: dict[str, int] = {}  # by our id, of requests whose last token has not arrived
+        self.num_arrived = 0  # tokens of all requests since the start
+        self._watch(engine.engine_core, engine.output_processor)
 
-    def _wrap(self) -> None:
-        get_output, add_request = self._core.get_output_async, self._processor.add_request
-        assert hasattr(self._core, "outputs_queue"), "this vLLM has no engine_core.outputs_queue: its version is not supported"
+    def _watch(self, core: Any, processor: Any) -> None:
+        assert hasattr(core, "outputs_queue"), "this vLLM has no engine_core.outputs_queue: its version is not supported"
+        put, add_request = core.outputs_queue.put_nowait, processor.add_request
 
-        async def watched_get_output() -> Any:
-            self._waits = True  # whatever was got before has been processed
-            outputs = await get_output()
-            self._waits = False
-            return outputs
+        def watched_put(outputs: Any) -> None:
+            self._count(outputs)
+            put(outputs)
 
         def watched_add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._admitted.add(request.external_req_id)
+            self._names[request.request_id] = request.external_req_id
+            self._ids[request.external_req_id] = request.request_id
+            self._drawn[request.external_req_id] = 0
             return add_request(request, *args, **kwargs)
 
-        self._core.get_output_async = watched_get_output
-        self._processor.add_request = watched_add_request
+        core.outputs_queue.put_nowait = watched_put
+        processor.add_request = watched_add_request
+
+    def _count(self, outputs: Any) -> None:
+        for output in getattr(outputs, "outputs", ()):  # an exception ends the engine
+            name = self._names.get(output.request_id)
+            if name in self._drawn:
+                self._drawn[name] += len(output.new_token_ids)
+                self.num_arrived += len(output.new_token_ids)
+                if output.finish_reason is not None:
+                    del self._drawn[name]
 
     def was_admitted(self, request_id: str) -> bool:
         """Whether the front end knows or knew this request."""
-        return request_id in self._admitted
+        return request_id in self._ids
 
     def forget(self, request_id: str) -> None:
-        self._admitted.discard(request_id)
+        self._names.pop(self._ids.pop(request_id, ""), None)
+        self._drawn.pop(request_id, None)
 
     def num_drawn(self) -> dict[str, int]:
         """Tokens drawn so far of every admitted and unfinished request."""
-        return {
-            state.external_req_id: state.detokenizer.num_output_tokens()
-            for state in self._processor.request_states.values()
-            if state.detokenizer is not None
-        }
-
-    async def settle(self) -> None:
-        """Returns once everything that has arrived is counted. Call with the scheduler paused, under a deadline."""
-        while not self._settled():
-            await asyncio.sleep(0.001)
-
-    def _settled(self) -> bool:
-        handler = self._engine.output_handler
-        if handler is None or handler.done():
-            return True  # no request was ever made, or the engine is dead and nothing will be counted any more
-        return self._waits and bool(self._core.outputs_queue.empty())
+        return dict(self._drawn)

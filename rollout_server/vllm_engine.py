@@ -1,9 +1,9 @@
 """vLLM behind the seam: draws tokens with exact version spans, and takes weight updates while requests run.
 
-    commit:  pause ─ apply ─ flush (or salt) ─ settle ─ version ─ resume
+    commit:  pause ─ apply ─ flush (or salt) ─ version ─ resume
 
-Nothing is drawn between pause and resume. `settle` makes the count of tokens that each request has drawn final
-(vllm_accounting.py), so that the switch of versions is exact. With in_flight=recompute the flush also throws away the
+Nothing is drawn between pause and resume, so that the counts of tokens that each request has drawn (vllm_accounting.py) are
+final and the switch of versions is exact. With in_flight=recompute the flush also throws away the
 running requests' KV, which vLLM recomputes under the new weights; with keep it stays, and the prefix cache is salted
 by version, so that no later request finds KV of older weights.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protos.manifest.v1alpha1 import manifest_pb2
-from protos.weights.staging import check_names
+from protos.weights.adapter import check_fits
 from rollout_server import vllm_setup
 from rollout_server.checkpoint import expected_tensors
 from rollout_server.config import RolloutConfig
@@ -177,12 +177,12 @@ class VllmEngine:
         return self._loaded_version
 
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         await self._rpc("headrace_begin_receive", group, manifest, timeout_s, timeout_s=60.0)
         await self._until_landed(timeout_s)
 
     async def stage_folder(self, folder: Path, manifest: bytes, timeout_s: float) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         await self._rpc("headrace_begin_folder", str(folder), manifest, timeout_s=60.0)
         await self._until_landed(timeout_s)
 
@@ -203,11 +203,19 @@ class VllmEngine:
             await asyncio.sleep(_POLL_S)
 
     async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
-        check_names(manifest_pb2.Manifest.FromString(manifest), self._expected)
+        check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)
         await self._rpc("headrace_begin_chunks", manifest, timeout_s=60.0)
         async for bucket, offset, data in chunks:
             await self._rpc("headrace_write_chunk", bucket, offset, data, timeout_s=60.0)
         await self._rpc("headrace_finish_chunks", timeout_s=300.0)
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        name = f"probe#{next(self._serial)}"
+        prompt = {"prompt_token_ids": list(token_ids), "cache_salt": name}
+        async with aclosing(self._engine.generate(prompt, vllm_setup.probe_parameters(), name)) as outputs:
+            async for output in outputs:
+                scores = output.prompt_logprobs or ()
+        return [entry[token].logprob for entry, token in zip(scores[1:], token_ids[1:], strict=True)]
 
     async def discard(self) -> None:
         if self._engine is not None and not self._engine.errored:
@@ -215,8 +223,8 @@ class VllmEngine:
 
     async def commit(self, version: int) -> CommitTimes:
         """A failure before the weights are touched leaves the old version serving; one after it leaves the engine paused."""
-        if version <= self._loaded_version:
-            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions only rise")
+        if version < self._loaded_version:
+            raise ValueError(f"version {version} cannot follow {self._loaded_version}: versions never fall")
         end_s = time.monotonic() + self._commit_timeout_s
         await self._rpc("headrace_take", version, timeout_s=60.0)
         watch = Stopwatch()
@@ -235,8 +243,8 @@ class VllmEngine:
         return CommitTimes(pause_s=watch.total_s, pieces_s=watch.pieces_s)
 
     async def _apply(self, version: int, end_s: float, watch: Stopwatch) -> None:
-        """The scheduler rests. Weights are applied while what was drawn before is still being counted."""
-        settling = asyncio.ensure_future(self._guarded(self._settle(version), end_s - time.monotonic()))
+        """The scheduler rests."""
+        labelling = asyncio.ensure_future(self._label(version))
         try:
             if self._config.apply_updates:
                 await self._rpc("headrace_apply", timeout_s=end_s - time.monotonic())
@@ -246,21 +254,18 @@ class VllmEngine:
                 if flushed is False:
                     raise RuntimeError("vLLM refused to flush its prefix cache")
             watch.lap("flush")
-            await settling
-            watch.lap("settle")
+            await self._guarded(labelling, end_s - time.monotonic())
         finally:
-            settling.cancel()
+            labelling.cancel()
         self._switch(version)
         watch.lap("version")
         await self._resume()
         watch.lap("resume")
 
-    async def _settle(self, version: int) -> None:
-        """Every token drawn before the pause is counted, and vLLM's own label (from 0.32 on) is the new version's."""
-        assert self._accounting is not None
+    async def _label(self, version: int) -> None:
+        """vLLM's own label, from 0.32 on."""
         if hasattr(self._engine, "update_weight_version"):
             await self._engine.update_weight_version(str(version))
-        await self._accounting.settle()
 
     async def _resume(self) -> None:
         if self._engine is not None and not self._engine.errored:
@@ -268,6 +273,8 @@ class VllmEngine:
 
     def _switch(self, version: int) -> None:
         """Labels what is drawn from now on. Requests that the front end has not admitted yet have drawn nothing."""
+        if version == self._loaded_version:
+            return  # the same version again, after it was found not to be what the trainer has
         assert self._accounting is not None
         num_drawn = self._accounting.num_drawn()
         for inner_id, track in self._tracks.items():

@@ -121,6 +121,14 @@ def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -
     )
 
 
+def probe_parameters() -> Any:
+    """For the log-probs of a prompt's own tokens; one token is drawn beside them, which nobody reads."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(temperature=1.0, max_tokens=1, seed=0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
 def translated(error: Exception) -> Exception:
     """vLLM's refusals as ValueError, anything else as EngineUnavailableError."""
     refusal = isinstance(error, ValueError) or any(base.__name__ == "VLLMClientError" for base in type(error).__mro__)

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from protos.lifeline import die_with_multiprocessing_parent
+from protos.weights.adapter import MergedStaging
 from protos.weights.ipc import visible_devices
 from protos.weights.landing import Landing
 from protos.weights.layout import Engine, engine_of, place_of
 from protos.weights.staging import Keep, VerifiedStaging
+from rollout_server.checkpoint import stored
 from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
 
 die_with_multiprocessing_parent()
@@ -47,6 +49,8 @@ class WorkerExtension:
     _headrace_apply_taken: Callable[[], None] | None
     _headrace_flat: FlatPlan | None
     _headrace_landed: Landing
+    _headrace_folder: Path
+    _headrace_shapes: dict[str, list[int]]
 
     def headrace_describe(self) -> dict[str, Any]:
         """Where this worker's part of the model lives: its number, device type and UUID, and the GPUs that it sees."""
@@ -61,6 +65,7 @@ class WorkerExtension:
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
         self._headrace_flat = None
+        self._headrace_folder, self._headrace_shapes = Path(folder), shapes
         try:
             if not flat:
                 raise NotPlain("apply: loader is configured")
@@ -106,7 +111,10 @@ class WorkerExtension:
         model is not touched."""
         taken = self._headrace_landing().take(version)
         flat = getattr(self, "_headrace_flat", None)
-        self._headrace_apply_taken = flat.prepare(taken) if flat is not None else lambda: self._headrace_load(taken)
+        if taken.manifest.HasField("adapter"):
+            self._headrace_apply_taken = self._headrace_adapter(taken, flat)
+        else:
+            self._headrace_apply_taken = flat.prepare(taken) if flat is not None else lambda: self._headrace_load(taken.tensors())
         self._headrace_taken = taken  # the copies look into its memory
 
     def headrace_apply(self) -> float:
@@ -121,8 +129,15 @@ class WorkerExtension:
         self._headrace_taken = None
         return time.monotonic() - began
 
-    def _headrace_load(self, taken: VerifiedStaging) -> None:
-        self.reload_weights(weights_iterator=taken.tensors())  # type: ignore[attr-defined]
+    def _headrace_adapter(self, taken: VerifiedStaging, flat: FlatPlan | None) -> Callable[[], None]:
+        """Base weights out of the model folder with the adapter added; merged before the pause where they are copied."""
+        whole = MergedStaging(taken, lambda name: stored(self._headrace_folder, name), list(self._headrace_shapes))
+        if flat is None:
+            return lambda: self._headrace_load(whole.tensors())
+        return flat.prepare_some(whole.changed())
+
+    def _headrace_load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
         refresh_packed_vocabulary(self.model_runner.get_model())
 
     def _headrace_landing(self) -> Landing:

@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy.audit import payload
 from deploy.audit.entry import Entry
+from deploy.audit.evaluations import Evaluations
 from deploy.audit.findings import Findings
 from deploy.audit.payload import Sample, group_name, of_record
 from deploy.audit.versions import Publications
@@ -72,6 +73,7 @@ class Accounting:
         """prompts_since: number of the first group that has a prompt of `prompts`; older ones had other data."""
         self._rules, self.findings, self._prompts, self._prompts_since = rules, findings, prompts, prompts_since
         self.versions = Publications()
+        self.evaluations = Evaluations(findings, self.versions)
         self.groups: dict[int, Group] = {}
         self.next_group = self.step = self.lineage = self.incarnation = 0
         self.first_told = 1  # older versions are not in the journal any more
@@ -97,7 +99,8 @@ class Accounting:
 
     def follow(self, entry: Entry) -> None:
         """One record. What contradicts the bookkeeping is a finding, and the bookkeeping follows the record as far as it can."""
-        handler = getattr(self, f"_on_{entry.record.get('type')}", None)
+        kind = str(entry.record.get("type"))
+        handler = self._on_evaluation if kind.startswith("evaluation_") else getattr(self, f"_on_{kind}", None)
         if not self._must(handler is not None, KINDS, entry, f"record of type {entry.record.get('type')!r}") or handler is None:
             return
         try:
@@ -288,6 +291,9 @@ class Accounting:
     def _on_payload(self, record: dict[str, Any], entry: Entry) -> None:
         """Put back from a cut into a journal that lacked it."""
         self.note_payload(record["seq"], record["sample_index"], entry.payload, None, entry.where)
+
+    def _on_evaluation(self, record: dict[str, Any], entry: Entry) -> None:
+        self._must(self.evaluations.follow(record, entry), KINDS, entry, f"record of type {record['type']!r}")
 
     def _on_assembled(self, record: dict[str, Any], entry: Entry) -> None:
         pass

@@ -30,6 +30,7 @@ class Cut:
     position: tuple[int, int]
     state: dict[str, Any]
     payloads: dict[tuple[int, int], bytes]
+    evaluations: dict[str, Any] | None  # None: a cut of before there were any
 
     @property
     def where(self) -> str:
@@ -53,7 +54,7 @@ def _read(folder: Path, findings: Findings) -> Cut | None:
     try:
         mark = json.loads((folder / "cut.json").read_bytes())
         state = msgpack.unpackb((folder / "ledger.msgpack").read_bytes(), strict_map_key=False)
-        cut = Cut(folder=folder, step=int(mark["policy_step"]), lineage=int(mark["lineage"]), position=(int(mark["segment"]), int(mark["offset"])), state=state["account"], payloads=kept.payloads(folder / "payloads.bin"))
+        cut = Cut(folder=folder, step=int(mark["policy_step"]), lineage=int(mark["lineage"]), position=(int(mark["segment"]), int(mark["offset"])), state=state["account"], payloads=kept.payloads(folder / "payloads.bin"), evaluations=state.get("evaluations"))
         findings.must(mark["schema"] == 1 and state["schema"] == 1, WHOLE, where, f"schemas {mark['schema']} (cut.json) and {state['schema']} (ledger.msgpack), 1 is known")
     except (OSError, KeyError, TypeError, ValueError) as error:
         if not (folder / "cut.json").is_file():
@@ -87,6 +88,8 @@ def begin_with(cut: Cut, accounting: Accounting) -> None:
     accounting.active = next(iter(_plans([state["active"]] if state["active"] else []).values()), None)
     accounting.dropped.update(state["dropped"])
     accounting.first_told = accounting.versions.newest + 1
+    if cut.evaluations is not None:
+        accounting.evaluations.begin_with(cut.evaluations)
     for (seq, index), data in cut.payloads.items():
         accounting.note_payload(seq, index, data, None, f"{cut.where}/payloads.bin")
     accounting.num_trained_before = state["num_trained"] - sum(len(plan.groups) for plan in accounting.closed.values())
@@ -108,6 +111,7 @@ def compare(cut: Cut, accounting: Accounting, findings: Findings) -> None:
         "groups leased": (state["next_seq"], accounting.next_group),
         "groups trained": (state["num_trained"], accounting.num_trained),
         "groups dropped": (dict(state["dropped"]), dict(accounting.dropped)),
+        "next evaluation": (cut.evaluations["next_serial"] if cut.evaluations else 0, accounting.evaluations.next_serial),
         "newest version": (state["versions"]["last"], accounting.versions.newest),
     }
     for what, (saved, own) in pairs.items():

@@ -1,4 +1,4 @@
-"""metrics.jsonl against the journal: each line is one closed batch, with its version, groups and ages."""
+"""metrics.jsonl against the journal: each line is one closed batch, with its version, groups and ages, or one evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(run_dir: Path, findings: Findings) -> list[tuple[int, dict[str, Any]]]:
         try:
             if text:
                 line = json.loads(text)
-                missing = [name for name in NEEDED if name not in line]
+                missing = [name for name in (NEEDED if "evaluation" not in line else NEEDED[:3]) if name not in line]
                 if findings.must(not missing, READS, f"metrics.jsonl line {number}", f"has no {', '.join(missing)}"):
                     lines.append((number, line))
         except ValueError as error:
@@ -37,6 +37,9 @@ def check(lines: list[tuple[int, dict[str, Any]]], accounting: Accounting, findi
     told: dict[int, int] = {}
     for number, line in lines:
         where = f"metrics.jsonl line {number}"
+        if "evaluation" in line:
+            accounting.evaluations.told(line, where)
+            continue
         findings.must(line["version"] not in told, MATCHES, where, f"version {line['version']} of step {line['step']} is there already, in line {told.get(line['version'])}")
         told[line["version"]] = number
         balance = line["trained_groups"] + sum(line["dropped"].values()) + line["open_groups"]

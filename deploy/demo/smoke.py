@@ -92,6 +92,7 @@ def run_content(run_dir: Path, model: Path, seed: int, algorithm: str) -> dict[s
             "sampling": {"group_size": 16, "max_new_tokens": MAX_NEW_TOKENS, "stop_token_ids": list(stop_ids(model))},
             "staleness": {"max_staleness": 1},
             "algorithm": {"name": algorithm},
+            **({"critic": {"optimizer": {"lr": 1e-3}}} if algorithm == "ppo" else {}),  # as far as the actor's, a model this small learns fast
             "optimizer": {"lr": 5e-4, "warmup_updates": 10},
             "trainer": {"device": "cpu", "threads": 1, "row_tokens": 1024},
             "checkpoint": {"every_steps": 20},

@@ -17,7 +17,7 @@ from learner.gateway.founding import run_id_of
 from learner.gateway.gateway import Gateway
 from learner.gateway.journal import JournalFailed
 from learner.gateway.segments import JournalDamaged
-from learner.process import END, complain, log_to_stderr, read_config
+from learner.process import END, complain, keep_freed_memory, log_to_stderr, read_config
 from protos import faultpoints
 from protos.identity import resolve_model
 from protos.lifeline import die_with_parent
@@ -32,6 +32,7 @@ async def serve(config: LearnerConfig, endings: tuple[signal.Signals, ...]) -> N
     for number in endings:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     config.run_dir.mkdir(parents=True, exist_ok=True)
+    keep_freed_memory()
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
     await Gateway(config, resolve_model(config.model), run_id_of(config)).run(stopping)

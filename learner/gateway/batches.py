@@ -52,12 +52,14 @@ class Decision:
 class Batches:
     """num_steps: policy steps of the whole run. `is_over()`: whether the time is up or the run was finished.
 
+    `may_end(policy_step)`: whether nothing keeps the run from ending at its last step, as an evaluation does.
     alone_s: how long a batch is waited for with no replica; None: for ever. ask_cut: set by the feed; journals that a cut of the newest step is wanted.
     """
 
     def __init__(
         self, books: Books, attendance: Attendance, shelf: Shelf, saving: Saving,
         *, num_steps: int, seed: int, shuffle_rewards: bool, is_over: Callable[[], bool], alone_s: float | None = None,
+        may_end: Callable[[int], bool] = lambda _: True,
     ) -> None:  # fmt: skip
         self._books = books
         self._attendance = attendance
@@ -66,6 +68,7 @@ class Batches:
         self._seed = seed
         self._shuffle_rewards = shuffle_rewards
         self._is_over = is_over
+        self._may_end = may_end
         self._alone_s = alone_s
         self._saving = saving
         self.ask_cut: Callable[[], Awaitable[None]] | None = None
@@ -107,9 +110,14 @@ class Batches:
             if ledger.published is not None and ledger.step == policy_step:
                 if ledger.exhausted:
                     raise Refused(grpc.StatusCode.ABORTED, ledger.exhausted + _words(self._books.unusable))
+                if self._books.unscored.words:
+                    raise Refused(grpc.StatusCode.ABORTED, self._books.unscored.words)
                 if self._is_end(policy_step):
-                    if (end := await self._end(policy_step, num_ranks, loop.time() - asked_s)) is not None:
+                    over = self._may_end(policy_step)
+                    if (end := await self._end(policy_step, num_ranks, loop.time() - asked_s)) is not None and (over or end.save_first):
                         return end
+                    if policy_step in self._leaving and (order := await self._order(policy_step, num_ranks, 0.0)) is not None:
+                        return order
                 elif (order := await self._order(policy_step, num_ranks, loop.time() - asked_s)) is not None:
                     return order
                 elif not self._saving.alarm and (plan := await self._form(policy_step)) is not None:

@@ -10,8 +10,10 @@ from typing import Any
 from learner.gateway.account import Record
 from learner.gateway.appends import Appends, Key
 from learner.gateway.bell import Bell
+from learner.gateway.evaluation import Evaluations
 from learner.gateway.ledger import Ledger
 from learner.gateway.segments import Position
+from learner.gateway.unscored import UnscoredShare
 
 
 class Books:
@@ -19,14 +21,17 @@ class Books:
 
     payloads: where the payload of each sample lies that may still be needed. failure: set once the journal takes nothing more;
     the account in memory is ahead of the disk then, so the process must end. unusable: why samples could not be trained on, since the start.
+    evaluations: their own account, in the same journal.
     """
 
-    def __init__(self, ledger: Ledger, journal: Appends) -> None:
+    def __init__(self, ledger: Ledger, journal: Appends, evaluations: Evaluations | None = None, *, max_unscored_share: float | None = None) -> None:
         self.ledger = ledger
+        self.evaluations = evaluations or Evaluations()
         self.journal = journal
         self.bell = Bell()
         self.payloads: dict[Key, Position] = {}
         self.unusable: Counter[str] = Counter()
+        self.unscored = UnscoredShare(most=max_unscored_share)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last: asyncio.Future[Any] | None = None
 

@@ -60,6 +60,8 @@ def load(config: LearnerConfig, folder: Path, cache: Path) -> Catalog:
         name: _Read(key=config.data.key_of(name), config=one, prompts=load_prompts(one.prompts, one, key=config.data.key_of(name), cache=cache.with_name(f"records{'-' * bool(name)}{name}.jsonl")))
         for name, one in config.data.sources.items()
     }
+    for name, one in read.items():
+        _check_name_is_free(name, one)
     model_tokens = rendering.max_model_tokens(folder)
     key = [SCHEMA, tokenizer_digest(folder), template_digest(folder), model_tokens, *([name, one.prompts.fingerprint, one.config.template, one.config.system, one.config.max_prompt_tokens, one.config.overlong] for name, one in read.items())]
     stored = _read_cache(cache, key)
@@ -81,6 +83,13 @@ def load(config: LearnerConfig, folder: Path, cache: Path) -> Catalog:
         group_sizes={name: one.group_size or config.sampling.group_size for name, one in config.data.sources.items()},
         rules={name: rules_of(one) for name, one in config.data.sources.items()},
     )
+
+
+def _check_name_is_free(name: str, one: _Read) -> None:
+    """Raises ValueError where a named set's own field would be hidden by the set's name, which scorers get as `data_set`."""
+    taken = next((prompt.prompt_id for prompt in one.prompts if name and "data_set" in prompt.fields), None)
+    if taken is not None:
+        raise ValueError(f"{one.key}.prompts={one.config.prompts}: prompt {taken!r} has a field `data_set`, under which scorers get the set's name; give it another name with {one.key}.fields")
 
 
 def _render(folder: Path, one: _Read, model_tokens: int | None) -> dict[str, Any]:

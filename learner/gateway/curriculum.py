@@ -69,7 +69,7 @@ class MeasuredPasses:
         return None if difficulty is None else 1.0 - difficulty
 
     def _class_of(self, track: Track | None, row: int) -> Class:
-        replay, rates = self._config.replay, track.rates if track else []
+        replay, rates = self._config.replay, track.rates if track else ()
         if replay.solved_rate is not None and len(rates) >= replay.solved_groups:
             newest = rates[-replay.solved_groups :]
             if sum(newest) / len(newest) >= replay.solved_rate:

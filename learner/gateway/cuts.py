@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,14 +131,14 @@ def write(source: Path, cut: Cut, account: Mapping[str, Any], keys: Iterable[Key
     faultpoints.point("after_cut_marker")
 
 
-def retain(checkpoints: Path, keep: int, *, best: int | None = None) -> Cut:
-    """Deletes all but the `keep` newest cuts and that of step `best`, and unmarked saves older than the newest one.
+def retain(checkpoints: Path, keep: int, *, best: int | None = None, undecided: Collection[int] = ()) -> Cut:
+    """Deletes all but the `keep` newest cuts, that of step `best` and those of `undecided` steps, and unmarked saves older than the newest one.
 
     Returns the oldest of the newest ones: from it on the journal is kept. An older best one stands alone.
     """
     cuts = all_marked(checkpoints)
     assert cuts, "retention runs after a cut was marked"
-    kept = {cut.folder for cut in cuts[-keep:]} | {cut.folder for cut in cuts if cut.policy_step == best}
+    kept = {cut.folder for cut in cuts[-keep:]} | {cut.folder for cut in cuts if cut.policy_step == best or cut.policy_step in undecided}
     for folder in checkpoints.iterdir():
         match = _SAVE.fullmatch(folder.name)
         if match and folder not in kept and int(match[1]) < cuts[-1].policy_step:

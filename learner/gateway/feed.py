@@ -136,7 +136,7 @@ class Feed:
         if record is not None:
             record |= {"lineage": version.lineage, "snapshot_dir": str(snapshot_dir), "will_save": will_save}
             self._standing = self._standing.apply(record)
-            announced = capture(self._books.ledger, self._standing) if will_save else None
+            announced = capture(self._books.ledger, self._standing, self._books.evaluations) if will_save else None
             position = await asyncio.shield(self._books.commit(record))
             if announced is not None and self.duty.incarnation == incarnation:
                 self._saving.announce(announced, position)
@@ -162,7 +162,7 @@ class Feed:
 
     async def ask_cut(self) -> None:
         """Announces a cut of the newest policy as it is now; the trainer is told by TakeBatch."""
-        incarnation, captured = self.duty.incarnation, capture(self._books.ledger, self._standing, asked=True)
+        incarnation, captured = self.duty.incarnation, capture(self._books.ledger, self._standing, self._books.evaluations, asked=True)
         position = await asyncio.shield(self._commit_own({"type": "cut_asked", "step": captured.policy_step}))
         if self.duty.incarnation == incarnation:
             self._saving.announce(captured, position)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from learner.config import LearnerConfig
-from learner.gateway import catalog, cuts, founding, prompts, wire
+from learner.gateway import catalog, cuts, evaluation_prompts, founding, prompts, wire
 from learner.gateway.attendance import Attendance
 from learner.gateway.batches import Batches
 from learner.gateway.books import Books
 from learner.gateway.clock import RunClock
 from learner.gateway.deltas import Deltas
+from learner.gateway.evaluation_desk import EvaluationDesk
 from learner.gateway.feed import Feed
 from learner.gateway.feed_servicer import FeedServicer, add_to_server
 from learner.gateway.fetches import Fetches
@@ -39,6 +40,7 @@ from learner.gateway.terms import Limits
 from learner.gateway.transports import transports_of
 from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
+from learner.lines import Lines
 from learner.shared_memory import snapshot_root
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
@@ -68,7 +70,7 @@ class Gateway:
         check_stop_ids(config, vocabulary_of(folder))
         self._journal = open_journal(config.journal, config.run_dir / "journal", run_id)
         self._recovered = recovered = recover(self._journal, checkpoints, limits_of(config), run_id=run_id)
-        self._books = Books(recovered.ledger, self._journal)
+        self._books = Books(recovered.ledger, self._journal, recovered.evaluations, max_unscored_share=config.filter.max_unscored_share)
         self._books.payloads = recovered.payloads
         self._clock = RunClock(config.run_dir / "active_s")
         self._shelf = catalog.Shelf()
@@ -88,7 +90,11 @@ class Gateway:
             last_version=lambda: self._books.ledger.account.versions.last_number,
             push_deadline_s=config.push.deadline_s,
         )
-        self._desk = LeaseDesk(self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted)
+        self._held_out = catalog.Shelf()
+        self._evaluation = self._make_evaluation()
+        self._desk = LeaseDesk(
+            self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted, evaluation=self._evaluation
+        )  # fmt: skip
         self.feed = self._make_feed(recovered, checkpoints)
         self._server = Server(config.address, [self._add_learner_service, self._add_feed_service], resolve(config.security, address=config.address))
 
@@ -100,13 +106,16 @@ class Gateway:
         """Serves until `stopping` is set or the run is finished. Raises ValueError for a user's mistake found while running,
         JournalFailed when the account can no longer be kept."""
         await put_back(self._recovered, self._books)
+        if self._evaluation is None and self._books.evaluations.current is not None:
+            self._books.commit(self._books.evaluations.end("removed", None))  # the run had evaluation before and has none now
         await self._server.start()
         write_whole(self._config.run_dir / "gateway.address", reachable(self._config.address, self.port))
         await self.feed.restore_snapshots()
         await self._server.ready()
         logger.info("run %s is served on port %d from step %d", self.run_id, self.port, self._books.ledger.step)
         endings: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending) for ending in (stopping.wait(), self.feed.finished.wait(), self._books.failure)]
-        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *([self._sharing.run()] if self._sharing else []))]
+        evaluating = [self._evaluation.watch()] if self._evaluation else []
+        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *evaluating, *([self._sharing.run()] if self._sharing else []))]
         try:
             await _first(endings, loops)
             if self.feed.finished.is_set():
@@ -118,13 +127,17 @@ class Gateway:
 
     async def _load_prompts(self) -> None:
         """Renders, checks that they are the run's, opens leasing. Raises ValueError."""
+        resolved = self._config.run_dir / "resolved"
         try:
-            found = await asyncio.to_thread(catalog.load, self._config, self._folder, self._config.run_dir / "resolved" / "prompts.msgpack")
+            found = await asyncio.to_thread(catalog.load, self._config, self._folder, resolved / "prompts.msgpack")
+            held_out = await asyncio.to_thread(evaluation_prompts.load, self._config, self._folder, resolved / "evaluation" / "prompts.msgpack", training=found)
             self._settle_data(found)
         except ValueError as error:
             self._shelf.fail(error)
             raise
-        self._attendance.need_tokens(found.needed_tokens)
+        self._attendance.need_tokens(max(found.needed_tokens, held_out.needed_tokens if held_out else 0))
+        if held_out is not None:
+            self._held_out.put(held_out)
         self._shelf.put(found)
         self._books.bell.ring()
         await asyncio.Event().wait()  # a loop that ends is taken for a failure
@@ -161,13 +174,32 @@ class Gateway:
         await self._journal.close()
         self._snapshots.remove_all(snapshot_root(self.run_id))
 
+    def _make_evaluation(self) -> EvaluationDesk | None:
+        config = self._config
+        if config.evaluation is None:
+            return None
+        return EvaluationDesk(
+            config.evaluation, self._books, self._attendance, self._held_out,
+            vocabulary=vocabulary_of(self._folder), lapse_s=config.lease.lapse_s, max_attempts=config.lease.max_attempts,
+            metrics=Lines(config.run_dir / "metrics.jsonl"), samples=Lines(config.run_dir / "samples.jsonl"), on_end=lambda: self._saving.retain_again(),
+        )  # fmt: skip
+
+    def _closed(self) -> None:
+        """After each publication."""
+        self._clock.save()
+        if self._evaluation is not None:
+            self._evaluation.published()
+
     def _make_feed(self, recovered: Recovered, checkpoints: Path) -> Feed:
         config = self._config
         saving = self._saving = Saving(self._books, config.run_dir, run_id=self.run_id, checkpoint=config.checkpoint, journal=config.journal, newest=recovered.cut)
+        if self._evaluation is not None:
+            saving.undecided = self._evaluation.undecided
         push = UpdateLimits(prepare_s=config.push.prepare_s, collective_timeout_s=config.push.collective_timeout_s, deadline_s=config.push.deadline_s)
         batches = Batches(
             self._books, self._attendance, self._shelf, saving,
             num_steps=config.steps, seed=config.seed, shuffle_rewards=config.control == "shuffled_rewards", is_over=self._is_over,
+            may_end=self._evaluation.may_end if self._evaluation else lambda _: True,
             alone_s=None if config.lease.alone_minutes is None else 60 * config.lease.alone_minutes,
         )  # fmt: skip
         return Feed(
@@ -175,11 +207,11 @@ class Gateway:
             recovered=recovered,
             attendance=self._attendance,
             batches=batches,
-            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl"), generating_share=config.push.generating_share),
+            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl"), record_load=line_writer(config.run_dir / "loads.jsonl"), generating_share=config.push.generating_share),
             published=self._snapshots,
             saving=saving,
             checkpoints=checkpoints,
-            on_close=self._clock.save,
+            on_close=self._closed,
         )
 
     def _add_learner_service(self, server: Any) -> None:
@@ -187,10 +219,10 @@ class Gateway:
         servicer = LearnerServicer(
             attendance=self._attendance,
             desk=self._desk,
-            submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary),
+            submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary, fallback=self._config.filter.unscored_value, evaluation=self._evaluation),
             snapshots=self._snapshots,
             fetches=Fetches(self._snapshots, self._deltas, self._attendance),
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, catalog=self._shelf.catalog),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, catalog=self._shelf.catalog),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)

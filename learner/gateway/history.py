@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +32,18 @@ class Rules:
         return cls(weight=weight, tracked=tracked, kept_rates=kept_rates, kept_steps=kept_steps, pass_reward=pass_reward, requeue=tuple(requeue), requeue_most=requeue_most)
 
 
-@dataclass(kw_only=True, slots=True)
-class Track:
-    """One prompt that was given. Example: Track(times=2, last_seq=7, epoch=1, steps=[0, 3], rates=[0.25])"""
+class Track(NamedTuple):
+    """One prompt that was given; never changed but replaced, so that a copy of the account shares it: a save must not stop the gateway.
+
+    Example: Track(times=2, last_seq=7, epoch=1, again=0, steps=(0, 3), rates=(0.25,))
+    """
 
     times: int = 0  # groups
     last_seq: int = -1
     epoch: int = -1  # of its newest ordinary turn; -1: it had none
     again: int = 0  # times that it was given again since
-    steps: list[int] = field(default_factory=list)  # policy steps of its newest groups
-    rates: list[float] = field(default_factory=list)  # pass rates of its newest measured groups, the newest last
-
-    def to_state(self) -> list[Any]:
-        return [self.times, self.last_seq, self.epoch, self.again, list(self.steps), list(self.rates)]
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> Track:
-        times, last_seq, epoch, again, steps, rates = state
-        return cls(times=times, last_seq=last_seq, epoch=epoch, again=again, steps=list(steps), rates=list(rates))
+    steps: tuple[int, ...] = ()  # policy steps of its newest groups
+    rates: tuple[float, ...] = ()  # pass rates of its newest measured groups, the newest last
 
 
 COUNTERS = ("again", "outside", "band_empty", "rest_short", "given_up", "measured")  # picks by reason; drops that were not given again; groups measured
@@ -77,13 +71,13 @@ class SetHistory:
     fresh: set[int] = field(default_factory=set)
 
     def to_state(self) -> list[Any]:
-        tracks = [[row, *track.to_state()] for row, track in sorted(self.tracks.items())]
+        tracks = [list(self.tracks), list(self.tracks.values())]
         return [self.rules.to_record(), self.given, self.phase, self.ended, self.epoch, self.at, self.order, list(self.lost), tracks, dict(self.counters)]
 
     @classmethod
     def from_state(cls, state: list[Any]) -> SetHistory:
         rules, given, phase, ended, epoch, at, order, lost, tracks, counters = state
-        kept = {row: Track.from_state(rest) for row, *rest in tracks}
+        kept = {row: Track(times, last_seq, turn, again, tuple(steps), tuple(rates)) for row, (times, last_seq, turn, again, steps, rates) in zip(*tracks, strict=True)}
         return cls(
             rules=Rules.from_record(rules), given=given, phase=phase, ended=ended, epoch=epoch, at=at, order=order, lost=list(lost), tracks=kept, counters=dict(counters), fresh=set(kept)
         )  # fmt: skip
@@ -96,7 +90,12 @@ class History:
         self.sets: dict[str, SetHistory] = {}
         self.version = 0
 
+    def look(self, name: str) -> SetHistory:
+        """To read only: a set that nothing happened to yet is in no state."""
+        return self.sets.get(name) or SetHistory()
+
     def of(self, name: str) -> SetHistory:
+        """To change, by a record."""
         if name not in self.sets:
             self.sets[name] = SetHistory()
         return self.sets[name]
@@ -125,22 +124,18 @@ class History:
             self._track(one, row, seq, step, pick)
 
     def _track(self, one: SetHistory, row: int, seq: int, step: int, pick: Mapping[str, Any]) -> None:
-        track = one.tracks.setdefault(row, Track())
-        track.times += 1
-        track.last_seq = seq
-        track.steps = [*track.steps, step][-one.rules.kept_steps :]
-        why = pick.get("why", "order")
+        track, why = one.tracks.get(row, Track()), pick.get("why", "order")
+        again, epoch = 0, track.epoch
         if why == "again":
             one.lost.remove(row)
-            track.again += 1
-        else:
-            track.again = 0
+            again = track.again + 1
         if why == "order":
             one.order = pick.get("order", one.order if pick["epoch"] == one.epoch else b"")
             one.epoch, one.at = pick["epoch"], pick["at"]
-            track.epoch = one.epoch
+            epoch = one.epoch
         else:
             one.counters[why] += 1
+        one.tracks[row] = Track(times=track.times + 1, last_seq=seq, epoch=epoch, again=again, steps=(*track.steps, step)[-one.rules.kept_steps :], rates=track.rates)
         one.fresh.add(row)
 
     def measured(self, name: str, row: int, rewards: Iterable[float]) -> None:
@@ -149,8 +144,8 @@ class History:
         if not one.rules.tracked or row not in one.tracks or not values:
             return
         self.version += 1
-        track = one.tracks[row]
-        track.rates = [*track.rates, sum(value >= one.rules.pass_reward for value in values) / len(values)][-one.rules.kept_rates :]
+        track, rate = one.tracks[row], sum(value >= one.rules.pass_reward for value in values) / len(values)
+        one.tracks[row] = track._replace(rates=(*track.rates, rate)[-one.rules.kept_rates :])
         one.counters["measured"] += 1
         one.fresh.add(row)
 

@@ -19,8 +19,10 @@ from learner.gateway.attendance import Attendance
 from learner.gateway.books import Books
 from learner.gateway.catalog import Catalog, Shelf
 from learner.gateway.clock import LeaseClock
+from learner.gateway.evaluation_desk import EvaluationDesk, EvaluationLoan
 from learner.gateway.groups import Group
 from learner.gateway.refusals import precondition
+from learner.gateway.replicas import holder_of
 from protos import faultpoints
 
 logger = logging.getLogger("headrace.learner.leases")
@@ -41,15 +43,16 @@ class Loan:
         return self.group.prompt_row
 
 
-def holder_of(replica_id: str, incarnation: int) -> str:
-    """Name under which the ledger knows one life of a replica."""
-    return f"{replica_id}@{incarnation}"
-
-
 class LeaseDesk:
-    """`groups_wanted()`: how many groups the rest of the run can still train, so that none are sampled in vain at its end."""
+    """`groups_wanted()`: how many groups the rest of the run can still train, so that none are sampled in vain at its end.
 
-    def __init__(self, books: Books, attendance: Attendance, shelf: Shelf, *, lapse_s: float, silence_s: float, groups_wanted: Callable[[], int]) -> None:
+    evaluation: asked for loans first, which it bounds itself; None: the run has none.
+    """
+
+    def __init__(
+        self, books: Books, attendance: Attendance, shelf: Shelf, *, lapse_s: float, silence_s: float, groups_wanted: Callable[[], int], evaluation: EvaluationDesk | None = None
+    ) -> None:
+        self._evaluation = evaluation
         self._books = books
         self._attendance = attendance
         self._shelf = shelf
@@ -60,7 +63,7 @@ class LeaseDesk:
         attendance.lost.append(self.release)
         attendance.changed.append(books.bell.ring)
 
-    async def lease(self, replica_id: str, incarnation: int, *, max_groups: int, wait_s: float) -> list[Loan]:
+    async def lease(self, replica_id: str, incarnation: int, *, max_groups: int, wait_s: float) -> list[Loan | EvaluationLoan]:
         """At least one loan, or none once wait_s has passed. Raises Refused FAILED_PRECONDITION when the replica does not attend,
         ValueError for a wait_s that is no time."""
         if not 0 <= wait_s < math.inf:
@@ -100,10 +103,16 @@ class LeaseDesk:
         for holder in ledger.holders() - present:
             self._free(ledger.release_holder(holder, in_good_order=False))
 
-    def _grant(self, holder: str, max_groups: int, catalog: Catalog) -> list[Loan]:
-        loans: list[Loan] = []
-        while len(loans) < max_groups and (loan := self._next(holder, catalog)) is not None:
+    def _grant(self, holder: str, max_groups: int, catalog: Catalog) -> list[Loan | EvaluationLoan]:
+        """max_groups counts training groups; an evaluation's larger ones take the place of several."""
+        loans: list[Loan | EvaluationLoan] = []
+        left, group_size = max_groups, self._books.ledger.limits.group_size
+        while left > 0:
+            loan = (self._evaluation.next(holder) if self._evaluation else None) or self._next(holder, catalog)
+            if loan is None:
+                break
             loans.append(loan)
+            left -= max(1, math.ceil(loan.group_size / group_size)) if isinstance(loan, EvaluationLoan) else 1
         return loans
 
     def _next(self, holder: str, catalog: Catalog) -> Loan | None:
@@ -128,13 +137,17 @@ class LeaseDesk:
         assert ledger.published is not None
         return Loan(group=group, lease_id=lease_id, least_version=ledger.published.number, done=tuple(sorted(group.samples)), catalog=catalog)
 
-    async def _settle(self, loans: list[Loan]) -> None:
+    async def _settle(self, loans: list[Loan | EvaluationLoan]) -> None:
         """Waits for the disk. A caller that leaves meanwhile gets nothing, so its loans are free again."""
         try:
             await asyncio.shield(self._books.barrier())
         except asyncio.CancelledError:
             for loan in loans:
-                self._books.commit(self._books.ledger.release_lease(loan.lease_id, in_good_order=True))
+                if isinstance(loan, EvaluationLoan):
+                    assert self._evaluation is not None
+                    self._evaluation.give_back(loan.lease_id)
+                else:
+                    self._books.commit(self._books.ledger.release_lease(loan.lease_id, in_good_order=True))
             raise
         faultpoints.point("after_lease_before_answer")
 

@@ -72,11 +72,11 @@ class Picker:
 
     def _choose(self, history: History, step: int) -> Pick | None:
         ended: list[str] = []
-        left = {name: weight for name, weight in self._weights.items() if not history.of(name).ended}
-        given = {name: history.of(name).phase for name in left}
+        left = {name: weight for name, weight in self._weights.items() if not history.look(name).ended}
+        given = {name: history.look(name).phase for name in left}
         while left:
             name = next_set(left, given)
-            chosen = self.choosers[name].next(history.of(name), step)
+            chosen = self.choosers[name].next(history.look(name), step)
             if chosen is not None:
                 row, note = chosen
                 return Pick(data_set=name, row=row, note={**note, **({"ended": ended} if ended else {})})

@@ -15,6 +15,7 @@ from learner.gateway import cut_payloads, cuts
 from learner.gateway.account import Record
 from learner.gateway.appends import Appends, Key, key_of
 from learner.gateway.books import Books
+from learner.gateway.evaluation import PREFIX, Evaluations
 from learner.gateway.groups import seq_of
 from learner.gateway.ledger import Ledger
 from learner.gateway.segments import Entry, JournalDamaged, Position
@@ -48,6 +49,7 @@ class Recovered:
 
     ledger: Ledger
     standing: Standing
+    evaluations: Evaluations
     payloads: dict[Key, Position]
     captures: dict[int, tuple[Capture, Position]]  # by policy step; announced saves that no cut covers yet
     cut: cuts.Cut | None
@@ -55,9 +57,9 @@ class Recovered:
     missing: frozenset[Key] = frozenset()
 
 
-def capture(ledger: Ledger, standing: Standing, *, asked: bool = False) -> Capture:
+def capture(ledger: Ledger, standing: Standing, evaluations: Evaluations, *, asked: bool = False) -> Capture:
     """A copy of everything that a cut of the newest policy needs."""
-    state = {"account": ledger.state(), **standing.to_state()}
+    state = {"account": ledger.state(), "evaluations": evaluations.to_state(), **standing.to_state()}
     return Capture(policy_step=ledger.step, lineage=ledger.lineage, state=state, keys=tuple(ledger.unfinished()), asked=asked)
 
 
@@ -101,9 +103,10 @@ def _replay_continued(result: Recovered, cut: cuts.Cut, journal: Appends) -> Non
 
 def _from_cut(cut: cuts.Cut | None, limits: Limits) -> Recovered:
     if cut is None:
-        return Recovered(ledger=Ledger(limits), standing=Standing(), payloads={}, captures={}, cut=None)
+        return Recovered(ledger=Ledger(limits), standing=Standing(), evaluations=Evaluations(), payloads={}, captures={}, cut=None)
     state = cuts.read_account(cut)
-    return Recovered(ledger=Ledger.from_state(limits, state["account"]), standing=Standing.from_state(state), payloads={}, captures={}, cut=cut)
+    evaluations = Evaluations.from_state(state["evaluations"]) if "evaluations" in state else Evaluations()  # absent from cuts of before there were any
+    return Recovered(ledger=Ledger.from_state(limits, state["account"]), standing=Standing.from_state(state), evaluations=evaluations, payloads={}, captures={}, cut=cut)
 
 
 def _replay(result: Recovered, entry: Entry) -> None:
@@ -114,12 +117,15 @@ def _replay(result: Recovered, entry: Entry) -> None:
     _apply(result, record)
     asked = record["type"] == "cut_asked"
     if asked or (record["type"] == "published" and record["will_save"]):
-        result.captures[record["step"]] = (capture(result.ledger, result.standing, asked=asked), entry.position)
+        result.captures[record["step"]] = (capture(result.ledger, result.standing, result.evaluations, asked=asked), entry.position)
     elif record["type"] == "registered":
         result.captures.clear()
 
 
 def _apply(result: Recovered, record: Record) -> None:
+    if record["type"].startswith(PREFIX):
+        result.evaluations.apply(record)
+        return
     result.standing = result.standing.apply(record)
     if record["type"] not in TYPES:
         result.ledger.apply(record)

@@ -11,6 +11,11 @@ FAILURES_BEFORE_LEFT_OUT = 2
 STARTING, WAITING, SERVING, STALE, DRAINING = 1, 2, 3, 4, 5  # values of ReplicaState on the wire
 
 
+def holder_of(replica_id: str, incarnation: int) -> str:
+    """Name under which leases know one life of a replica."""
+    return f"{replica_id}@{incarnation}"
+
+
 @dataclass(kw_only=True, slots=True)
 class Replica:
     """One replica_id in its newest life. Mutable: attendance.py owns it.

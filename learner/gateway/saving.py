@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class Saving:
         self._last_error = "no save was tried"
         self.num_failed = 0
         self.alarm = ""
+        self.undecided: Callable[[], set[int]] = set  # policy steps whose value for keep_best is still to come: their cuts stay
 
     def announce(self, capture: Capture, position: Position) -> None:
         """position: of the record that announced it, which must be on the disk."""
@@ -160,7 +162,7 @@ class Saving:
     async def _forget(self) -> None:
         """Retention; then the account and the journal let go of what is older than the oldest kept cut and not open any more."""
         best = await asyncio.to_thread(best_step, self._run_dir, self._checkpoint.keep_best)
-        oldest = await asyncio.to_thread(cuts.retain, self._checkpoints, self._checkpoint.keep, best=best)
+        oldest = await asyncio.to_thread(cuts.retain, self._checkpoints, self._checkpoint.keep, best=best, undecided=self._undecided())
         record = self._books.ledger.cover(oldest.policy_step)
         if record is not None:
             await asyncio.shield(self._books.commit(record))
@@ -168,6 +170,15 @@ class Saving:
         announced = [position for waiting in self._announced.values() for position in (waiting.position, *waiting.payloads.values())]
         before = min([oldest.position, *self._books.payloads.values(), *announced])
         await asyncio.to_thread(self._books.journal.forget, before)
+
+    async def retain_again(self) -> None:
+        """A step has its value for keep_best now: retention looks again."""
+        async with self.lock:
+            if self._newest is not None and self._checkpoint.keep_best is not None:
+                await self._forget()
+
+    def _undecided(self) -> set[int]:
+        return self.undecided() if self._checkpoint.keep_best is not None else set()
 
     def _sound(self, alarm: str) -> None:
         if bool(alarm) != bool(self.alarm):

@@ -7,6 +7,7 @@ from typing import Any
 
 from learner.gateway import wire
 from learner.gateway.attendance import Attendance
+from learner.gateway.evaluation_desk import EvaluationLoan
 from learner.gateway.fetches import Fetches
 from learner.gateway.leases import LeaseDesk, Loan
 from learner.gateway.refusals import answering
@@ -22,7 +23,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """What actors call."""
 
     def __init__(
-        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan], pb.Lease]
+        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan | EvaluationLoan], pb.Lease]
     ) -> None:
         self._attendance = attendance
         self._desk = desk

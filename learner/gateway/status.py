@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from learner.config import LearnerConfig
 from learner.gateway.attendance import Attendance
 from learner.gateway.catalog import Catalog
-from learner.gateway.leases import holder_of
+from learner.gateway.evaluation_desk import EvaluationDesk
 from learner.gateway.ledger import Ledger
-from learner.gateway.replicas import Replica
+from learner.gateway.replicas import Replica, holder_of
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, finished: bool, alarm: str, num_refused: int = 0, catalog: Catalog | None = None) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, evaluation: EvaluationDesk | None = None, finished: bool, alarm: str, num_refused: int = 0, num_unusable: Mapping[str, int] = {}, catalog: Catalog | None = None) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -24,7 +24,7 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         newest_version=ledger.account.versions.last_number,
         lineage=ledger.lineage,
         policy_step=ledger.step,
-        replicas=[_replica(replica, ledger.num_leases(holder_of(*replica.member))) for _, replica in sorted(attendance.replicas.items())],
+        replicas=[_replica(replica, _num_leases(holder_of(*replica.member), ledger, evaluation)) for _, replica in sorted(attendance.replicas.items())],
         num_leased=counts.leased,
         num_trained=counts.trained,
         num_open=counts.open,
@@ -36,9 +36,11 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         run_dir=str(config.run_dir),
         finished=finished,
         alarm=alarm,
+        evaluation=evaluation.status() if evaluation else None,
         data_sets=_data_sets(ledger, catalog) if catalog else [],
         num_kept_flat=ledger.account.num_kept_flat,
         num_refused=num_refused,
+        num_unusable=num_unusable,
     )
 
 
@@ -48,13 +50,17 @@ def _data_sets(ledger: Ledger, catalog: Catalog) -> list[pb.GetStatusResponse.Da
         pb.GetStatusResponse.DataSet(
             name=name,
             num_prompts=chooser.num_prompts,
-            num_given=history.of(name).given,
-            ended=history.of(name).ended or chooser.next(history.of(name), ledger.step) is None,
-            prompts_by_class=chooser.counts(history.of(name)),
-            counters=history.of(name).counters if history.of(name).rules.tracked else {},
+            num_given=history.look(name).given,
+            ended=history.look(name).ended or chooser.next(history.look(name), ledger.step) is None,
+            prompts_by_class=chooser.counts(history.look(name)),
+            counters=history.look(name).counters if history.look(name).rules.tracked else {},
         )
         for name, chooser in catalog.picker.choosers.items()
     ]
+
+
+def _num_leases(holder: str, ledger: Ledger, evaluation: EvaluationDesk | None) -> int:
+    return ledger.num_leases(holder) + (evaluation.num_leases(holder) if evaluation else 0)
 
 
 Status = Callable[[], pb.GetStatusResponse]

@@ -16,7 +16,10 @@ from learner.gateway.account import Record
 from learner.gateway.appends import Key
 from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
-from learner.gateway.trajectories import facts_of
+from learner.gateway.evaluation import parsed
+from learner.gateway.evaluation_desk import EvaluationDesk
+from learner.gateway.groups import UNSCORED
+from learner.gateway.trajectories import facts_of, with_fallback
 from protos import faultpoints
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
@@ -42,11 +45,13 @@ Item = tuple[list[Receipt], "asyncio.Future[Any]"] | BaseException | None  # the
 class Submissions:
     """One intake for all callers. vocabulary: number of token ids of the model."""
 
-    def __init__(self, books: Books, shelf: Shelf, *, run_id: str, vocabulary: int) -> None:
+    def __init__(self, books: Books, shelf: Shelf, *, run_id: str, vocabulary: int, fallback: float | None = None, evaluation: EvaluationDesk | None = None) -> None:
+        self._evaluation = evaluation
         self._books = books
         self._shelf = shelf
         self._run_id = run_id
         self._vocabulary = vocabulary
+        self._fallback = fallback  # reward of unscored samples; None: they have none
 
     async def serve(self, messages: AsyncIterator[tuple[str, Sequence[Sample]]], write: Callable[[list[Receipt]], Awaitable[None]]) -> None:
         """One caller's stream of (run_id, samples of one message); a message's receipts are written together.
@@ -95,6 +100,8 @@ class Submissions:
         """Samples of groups that the account knows are compared with their prompts; after a restart those are rendered first."""
         if self._shelf.catalog is None and any(self._books.ledger.group(sample.group_id) for sample in samples):
             await self._shelf.wait()
+        if self._evaluation is not None and any(parsed(sample.group_id) for sample in samples):
+            await self._evaluation.until_prompts_are_known()
 
     def _take(self, run_id: str, trajectory: Sample, taken: list[Taken]) -> Receipt:
         """Accounts one sample; what must be journaled goes into `taken`. No await between that and `commit_samples`: the journal has
@@ -102,14 +109,20 @@ class Submissions:
         group_id, index = trajectory.group_id, trajectory.sample_index
         if run_id != self._run_id:
             raise ValueError(f"sample ({group_id}, {index}) belongs to run {run_id or 'empty'}, this is {self._run_id}; attend again")
+        if self._evaluation is not None and parsed(group_id) is not None:
+            status, detail = self._evaluation.take(trajectory)
+            return Receipt(group_id=group_id, sample_index=index, status=status, detail=detail)
         ledger, catalog = self._books.ledger, self._shelf.catalog
         group = ledger.group(group_id)
         prompt_ids, max_new_tokens = (catalog.ids[group.prompt_row], catalog.max_new_tokens[group.prompt_row]) if catalog and group else (None, None)
+        fell_back = with_fallback(trajectory, self._fallback) if self._fallback is not None else ""
         facts = facts_of(trajectory, prompt_ids=prompt_ids, vocabulary=self._vocabulary, max_new_tokens=max_new_tokens)
         outcome = ledger.submit(group_id, index, facts)
         if outcome.record is not None:
-            if facts.unusable_reason:
-                self._books.unusable[facts.unusable_reason] += 1
+            reason = facts.unusable_reason or (f"{fell_back}_fallback" if fell_back else "")
+            if reason:
+                self._books.unusable[reason] += 1
+            self._books.unscored.note(reason if reason.startswith(UNSCORED) else "")
             if outcome.reason:
                 logger.info("group %s is dropped: %s", group_id, outcome.reason)
             taken.append(((group_id, index), outcome.record, trajectory.SerializeToString()))

@@ -28,7 +28,7 @@ class Limits:
     window: int = 1
     min_usable: int = 2
     zero_signal: bool = False
-    unscored: Literal["drop_sample", "drop_group"] = "drop_sample"
+    unscored: Literal["drop_sample", "drop_group", "fallback"] = "drop_sample"
     max_consecutive_drops: int = 256
     max_attempts: int = 3
     max_flat_a_step: int | None = None

@@ -57,6 +57,20 @@ def _malformed(trajectory: pb.Trajectory, rule: str) -> ValueError:
     return ValueError(f"sample ({trajectory.group_id}, {trajectory.sample_index}): {rule}")
 
 
+def with_fallback(trajectory: pb.Trajectory, value: float) -> str:
+    """Gives an unscored sample the configured reward, with the reason as its one part. Returns that reason; empty: it has a score."""
+    if _reward(trajectory.reward) is not None:
+        return ""
+    reason = unscored_reason(trajectory.reward)
+    trajectory.reward.score.CopyFrom(pb.Score(value=value, parts={reason: 1.0}))
+    return reason
+
+
+def unscored_reason(reward: pb.Reward) -> str:
+    """For instance "unscored_timeout"."""
+    return f"unscored_{pb.UnscoredReason.Name(reward.unscored.reason).removeprefix('UNSCORED_REASON_').lower()}"
+
+
 def _array(trajectory: pb.Trajectory, name: str, dtype: int, length: int | None = None) -> Any:
     packed = getattr(trajectory, name)
     if packed.dtype != dtype:
@@ -93,8 +107,7 @@ def _unusable(trajectory: pb.Trajectory, reward: float | None, finite_logprobs: 
     if not num_trained:
         return "nothing_to_train"
     if reward is None:
-        reason = pb.UnscoredReason.Name(trajectory.reward.unscored.reason).removeprefix("UNSCORED_REASON_").lower()
-        return f"unscored_{reason}"
+        return unscored_reason(trajectory.reward)
     return ""
 
 

@@ -89,14 +89,16 @@ class _Run:
 
 
 class Updates:
-    """Who takes part in pushing a version, and how it ended. `record` gets a line an epoch (pushes.jsonl)."""
+    """Who takes part in pushing a version, and how it ended. `record` gets a line an epoch (pushes.jsonl), `record_load` one for each
+    version that a replica loaded, by whatever way (loads.jsonl)."""
 
-    def __init__(self, attendance: Attendance, snapshots: Snapshots, *, transports: Transports, limits: Limits, record: Callable[[dict[str, Any]], None], generating_share: float = 0.0) -> None:
+    def __init__(self, attendance: Attendance, snapshots: Snapshots, *, transports: Transports, limits: Limits, record: Callable[[dict[str, Any]], None], record_load: Callable[[dict[str, Any]], None], generating_share: float = 0.0) -> None:
         self._attendance = attendance
         self._snapshots = snapshots
         self._transports = transports
         self._limits = limits
         self._record = record
+        self._record_load = record_load
         self._run: _Run | None = None
         self._blamed: set[Member] = set()  # in earlier attempts of this version
         self._has: dict[Member, int] = {}  # newest version that a replica reported whole
@@ -138,6 +140,10 @@ class Updates:
             self._has.pop(replica.member, None)
         if phase is Phase.LOADED:
             replica.update_succeeded()
+            self._record_load({
+                "replica_id": replica.member[0], "version": report.version, "epoch": report.epoch, "time_s": time.time(), "transfer_s": report.transfer_s,
+                "pause_s": report.pause_s, "pieces_s": dict(report.pieces_s),
+            })  # fmt: skip
         if phase is Phase.FAILED and not report.epoch:
             replica.update_failed(report.detail)  # a fetch: no epoch will say so
         self._commit_more(self._waves.report(report.epoch, replica.member, phase))

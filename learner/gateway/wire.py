@@ -9,17 +9,20 @@ from typing import Any
 from learner.config import LearnerConfig
 from learner.gateway.batches import Decision
 from learner.gateway.epochs import Finish, Phase
+from learner.gateway.evaluation_desk import EvaluationLoan
 from learner.gateway.leases import Loan
 from learner.gateway.meter import Stats
 from learner.gateway.snapshots import Chunk
 from learner.gateway.submissions import Receipt
 from learner.gateway.terms import Row
 from learner.gateway.updates import Settlement
+from protos.fields import key as field_key
 from protos.identity import group_seed
 from protos.learner.v1alpha1 import feed_pb2, learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
+_ROW, _ROWS, _ROWS_ROWS = feed_pb2.TakeBatchResponse.ROW_FIELD_NUMBER, feed_pb2.TakeBatchResponse.ROWS_FIELD_NUMBER, feed_pb2.Rows.ROWS_FIELD_NUMBER
 _STATUSES = {
     "accepted": learner_pb2.RECEIPT_STATUS_ACCEPTED,
     "duplicate": learner_pb2.RECEIPT_STATUS_DUPLICATE,
@@ -32,10 +35,12 @@ _PHASES = {
 }
 
 
-def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
+def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], learner_pb2.Lease]:
     """Encodes loans of one run."""
 
-    def encode(loan: Loan) -> learner_pb2.Lease:
+    def encode(loan: Loan | EvaluationLoan) -> learner_pb2.Lease:
+        if isinstance(loan, EvaluationLoan):
+            return _evaluation_lease(loan, config)
         catalog, row, group = loan.catalog, loan.row, loan.group
         lease = learner_pb2.Lease(
             lease_id=loan.lease_id,
@@ -57,6 +62,7 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
             ),
             least_version=loan.least_version,
             lapse_s=config.lease.lapse_s,
+            purpose=learner_pb2.LEASE_PURPOSE_TRAINING,
         )
         lease.fields.update(catalog.prompts[row].fields)
         if group.data_set:
@@ -64,6 +70,37 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan], learner_pb2.Lease]:
         return lease
 
     return encode
+
+
+def _evaluation_lease(loan: EvaluationLoan, config: LearnerConfig) -> learner_pb2.Lease:
+    """Seeds go by prompt, the same in every evaluation: what differs between two is the policy's doing as far as it can be."""
+    assert config.evaluation is not None, "an evaluation lends prompts"
+    catalog, row, temperature = loan.catalog, loan.group, config.evaluation.temperature
+    prompt = catalog.prompts[row]
+    lease = learner_pb2.Lease(
+        lease_id=loan.lease_id,
+        group_id=loan.group_id,
+        seq=row,
+        attempt=loan.attempt,
+        prompt_id=prompt.prompt_id,
+        prompt_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_INT32, data=catalog.ids[row]),
+        prompt_text=prompt.text,
+        group_size=loan.group_size,
+        done=loan.done,
+        sampling=trajectory_pb2.SamplingParams(
+            temperature=config.sampling.temperature if temperature is None else temperature,
+            top_p=1.0,
+            max_new_tokens=catalog.max_new_tokens[row],
+            stop_token_ids=catalog.stop_token_ids,
+            seed=group_seed(config.seed, f"evaluation:{prompt.prompt_id}"),
+        ),
+        least_version=loan.least_version,
+        lapse_s=config.lease.lapse_s,
+        purpose=learner_pb2.LEASE_PURPOSE_EVALUATION,
+        greedy=loan.greedy,
+    )
+    lease.fields.update(prompt.fields)
+    return lease
 
 
 def receipts(values: Sequence[Receipt]) -> learner_pb2.SubmitTrajectoriesResponse:
@@ -100,30 +137,20 @@ def batch_rows(payloads: Sequence[bytes | memoryview], *, together: bool) -> lis
     A payload is copied as it is, once: parsing and encoding it again would cost more than sending it.
     """
     if not together:
-        return [b"".join((_key(feed_pb2.TakeBatchResponse.ROW_FIELD_NUMBER, len(payload)), payload)) for payload in payloads]
+        return [b"".join((field_key(_ROW, len(payload)), payload)) for payload in payloads]
     parts: list[bytes | memoryview] = [b""]
     num_bytes = 0
     for payload in payloads:
-        key = _key(feed_pb2.Rows.ROWS_FIELD_NUMBER, len(payload))
+        key = field_key(_ROWS_ROWS, len(payload))
         num_bytes += len(key) + len(payload)
         parts += (key, payload)
-    parts[0] = _key(feed_pb2.TakeBatchResponse.ROWS_FIELD_NUMBER, num_bytes)
+    parts[0] = field_key(_ROWS, num_bytes)
     return [b"".join(parts)]
 
 
 def encoded(message: feed_pb2.TakeBatchResponse | bytes) -> bytes:
     """Serializer of TakeBatch: what is encoded already passes."""
     return message if isinstance(message, bytes) else message.SerializeToString()
-
-
-def _key(number: int, num_bytes: int) -> bytes:
-    """What goes before a length-delimited field in protobuf's encoding (tag, length as a varint); number below 16."""
-    result = bytearray((number << 3 | 2,))
-    while num_bytes > 0x7F:
-        result.append(num_bytes & 0x7F | 0x80)
-        num_bytes >>= 7
-    result.append(num_bytes)
-    return bytes(result)
 
 
 def settlement(value: Settlement) -> feed_pb2.BeginUpdateResponse:

@@ -24,14 +24,15 @@ from learner.config import LearnerConfig
 from learner.process import complain, log_to_stderr, next_incarnation, read_config
 from learner.trainer.checkpoint import Saver, restore, seed_all
 from learner.trainer.clock import Clock
-from learner.trainer.companions import followed, load_companions
+from learner.trainer.companions import followed, load_companions, load_critic
 from learner.trainer.engine import engine_of
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
-from learner.trainer.model import load_policy
+from learner.trainer.model import Policy, load_policy
 from learner.trainer.objective import objective_of_run
 from learner.trainer.optimizer import Optimizer
+from learner.trainer.probe import TOLERANCES, Prober
 from learner.trainer.publish import Publisher
 from learner.trainer.record import Recorder
 from learner.trainer.shaping import shaping_of
@@ -121,8 +122,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
             model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
             engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
         )  # fmt: skip
-        optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer)
+        optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer, total_updates=config.total_updates)
         companions = load_companions(config, policy, model_dir, world)
+        critic = load_critic(config, policy, model_dir, world)
         security = resolve(config.security)
     except ValueError as error:
         return complain(str(error))
@@ -131,7 +133,9 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions))
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions, critic), objective.control.state())
+        if critic is not None:
+            critic.restored()
         if restored != registration.policy_step:
             raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
     root = shared_memory.snapshot_root(registration.run_id)
@@ -151,12 +155,15 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         companions=companions,
         policy=policy,
         optimizer=optimizer,
-        publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions), limit_s=config.checkpoint.save_s),
+        critic=critic,
+        publisher=Publisher(feed=feed, writer=writer, pusher=pusher, probe=_probe(config, policy, world)),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), control=objective.control.state(), limit_s=config.checkpoint.save_s),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,
     )
+    if critic is not None:
+        critic.optimizer.before_update = parts.saver.settle
     _LOG.info("rank %d of %d on %s starts from step %d (%s)", world.rank, world.size, world.device, registration.policy_step, registration.cut_dir or model_dir)
     end = run(parts, registration.policy_step)
     parts.saver.wait()
@@ -168,6 +175,16 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     if not end.finished and step not in (parts.saver.report.last_step, resumed):
         return _uncut(f"told to stop, and the cut of step {step} failed; the log says why")
     return 0
+
+
+def _probe(config: LearnerConfig, policy: Policy, world: World) -> Prober | None:
+    """With push.verify=logprobs: what replicas are held against after each update."""
+    if config.push.verify != "logprobs":
+        return None
+    coarser = next((dtype for dtype in ("bfloat16", "float16") if dtype in (config.trainer.served_dtype, config.trainer.compute_dtype)), "float32")
+    tolerance = config.push.probe_tolerance if config.push.probe_tolerance is not None else TOLERANCES[coarser]
+    vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    return Prober(policy, vocabulary=int(vocabulary), tolerance=tolerance, device=world.device)
 
 
 def _finish(parts: Parts, end: End, model_dir: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from learner.config import LearnerConfig
 from learner.trainer.companion import Companion, Following
+from learner.trainer.critic import Critic, load_value_model
 from learner.trainer.engine import engine_of
 from learner.trainer.model import Policy, load_policy
+from learner.trainer.optimizer import Optimizer
 from learner.trainer.world import World
 from protos.identity import resolve_model
 
@@ -33,9 +35,23 @@ def load_companions(config: LearnerConfig, policy: Policy, model_dir: Path, worl
     return made
 
 
-def followed(companions: Companions) -> dict[str, Tensor]:
-    """Weights that a cut must hold beside the policy's: those of a reference that follows it. Memory shared with the live ones, as they lie now."""
-    return dict(companions["reference"].state()) if "reference" in companions else {}
+def followed(companions: Companions, critic: Critic | None = None) -> dict[str, Tensor]:
+    """What a cut must hold beside the policy: a reference that follows it, and a critic. Memory shared with the live ones, as they lie now."""
+    reference = dict(companions["reference"].state()) if "reference" in companions else {}
+    return {**reference, **(critic.state() if critic is not None else {})}
+
+
+def load_critic(config: LearnerConfig, policy: Policy, model_dir: Path, world: World) -> Critic | None:
+    """The configured critic; None for an algorithm without one. Collective. Raises ValueError for a model that does not fit."""
+    wanted = config.critic_in_use
+    if wanted is None:
+        return None
+    folder = resolve_model(wanted.model) if wanted.model else model_dir
+    model = load_value_model(folder, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), engine=engine_of(config.trainer, world.device))
+    sizes = [cast(Tensor, module.get_input_embeddings().weight).shape[0] for module in (policy.causal_lm, model.backbone)]  # type: ignore[operator]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"critic.model has {sizes[1]} tokens, the policy {sizes[0]}: both read the same ids; use a model of the same family")
+    return Critic(model, Optimizer(model.named_parameters(), wanted.optimizer, total_updates=config.total_updates), clip=wanted.clip)
 
 
 def _load(config: LearnerConfig, folder: Path, world: World, following: Following, offload: bool) -> Companion:

@@ -40,6 +40,7 @@ _PLAIN: Mapping[str, AdvantageFunction] = {
     "length_weighted": lambda groups: [length_weighted_advantages(group.rewards, group.num_tokens) for group in groups],
     "gpg": gpg_advantages,
     "teacher": lambda groups: [torch.zeros_like(group.rewards) for group in groups],  # given token by token, in objective.py
+    "gae": lambda groups: [group.rewards for group in groups],  # what the critic's values are held against, token by token, in values.py
     "best_of_group": lambda groups: [best_of_group_advantages(group.rewards) for group in groups],
 }
 

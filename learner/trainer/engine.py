@@ -30,6 +30,7 @@ class Engine:
     recompute_every: int = 2  # of selective: one layer in so many is computed again
     unit_tokens: int = BLOCK  # with flex, rows are filled up to a multiple of it: few lengths, few compilations
     float32_head: bool = False
+    reshard: bool = True  # gathered weights of a layer are freed between its forward and its backward pass
     offload: bool = False  # sharded weights, gradients and optimizer state rest in CPU memory
 
     def length_of(self, num_tokens: int) -> int:
@@ -53,6 +54,7 @@ def engine_of(config: TrainerConfig, device: torch.device) -> Engine:
         recompute_every=config.recompute_every,
         unit_tokens=unit_of(config.row_tokens),
         float32_head=config.head_dtype == "float32",
+        reshard=config.reshard if config.reshard is not None else config.ranks > 1 or config.recompute != "none" or config.offload,
         offload=config.offload,
     )
 
@@ -67,7 +69,7 @@ def fitted(engine: Engine, causal_lm: nn.Module) -> Engine:
     config: Any = causal_lm.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if engine.attention == "flex" and width < _FLEX_WIDTH:
-        return Engine(attention="pieces", recompute=engine.recompute, recompute_every=engine.recompute_every, float32_head=engine.float32_head, offload=engine.offload)
+        return Engine(attention="pieces", recompute=engine.recompute, recompute_every=engine.recompute_every, float32_head=engine.float32_head, reshard=engine.reshard, offload=engine.offload)
     return engine
 
 
@@ -84,6 +86,15 @@ def layers_of(causal_lm: nn.Module) -> list[nn.Module]:
     if not layers:
         raise ValueError(f"model {type(causal_lm).__name__} does not say which modules are its layers (_no_split_modules={sorted(names)}); it cannot be sharded layer by layer")
     return layers
+
+
+def pairs_per_token(causal_lm: nn.Module) -> int:
+    """weights of a layer / (2 · heads · width): a token takes 2 operations a weight, a pair 4 a head and width, forward."""
+    config: Any = causal_lm.config
+    names = set(getattr(causal_lm, "_no_split_modules", None) or [])
+    layer = next((module for module in causal_lm.modules() if {kind.__name__ for kind in type(module).__mro__} & names), causal_lm)  # sharded, a layer's class has another name
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return max(1, sum(parameter.numel() for parameter in layer.parameters()) // int(2 * config.num_attention_heads * width))
 
 
 def prepare_layers(layers: list[nn.Module], engine: Engine) -> None:

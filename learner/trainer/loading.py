@@ -28,12 +28,13 @@ def build_on_meta(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 def from_config_on_meta(config: Any, dtype: torch.dtype) -> nn.Module:
     """As build_on_meta, of a configuration. Args: config, transformers' own."""
-    with _parameters_on_meta():
+    with on_meta():
         return cast(nn.Module, AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME))
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def on_meta() -> Iterator[None]:
+    """Modules made inside have their parameters on meta."""
     register = nn.Module.register_parameter
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -56,16 +57,22 @@ def load_weights(model: nn.Module, folder: Path, device: torch.device, *, buffer
     shape, or hold twice with different values.
     """
     materialize(model, device, buffers_on=buffers_on)
+    fill_weights(model, folder)
+
+
+def fill_weights(model: nn.Module, folder: Path, *, prefix: str = "") -> None:
+    """Every parameter and persistent buffer from folder/*.safetensors, where names begin with prefix; tensors under other prefixes are left. Raises as load_weights."""
     parameters = dict(model.named_parameters())
     with WeightFiles(folder) as files:
         aliases = _aliases(model, parameters)
         persistent = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters and name not in aliases}
-        _compare_names(set(parameters) | set(persistent), set(aliases), files.names(), folder)
+        held = {name.removeprefix(prefix) for name in files.names() if name.startswith(prefix)}
+        _compare_names(set(parameters) | set(persistent), set(aliases), held, folder)
         for name, tensor in [*parameters.items(), *persistent.items()]:
-            _fill(tensor.detach(), files, name)
+            _fill(tensor.detach(), files, prefix + name)
         for alias, name in aliases.items():
-            if alias in files.names():
-                _require_equal(parameters[name].detach(), files, alias, name)
+            if alias in held:
+                _require_equal(parameters[name].detach(), files, prefix + alias, prefix + name)
 
 
 def materialize(model: nn.Module, device: torch.device, *, buffers_on: torch.device | None = None) -> None:
@@ -138,7 +145,7 @@ class WeightFiles:
         return cast(Tensor, self._where[name].get_slice(name)[slices])
 
 
-def _own_block(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def own_block(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """This rank's part of a tensor, and where it starts in the whole."""
     if not isinstance(tensor, DTensor):
         return tensor, (0,) * tensor.dim()
@@ -161,6 +168,6 @@ def _require_equal(tensor: Tensor, files: WeightFiles, alias: str, name: str) ->
 def _read_own(tensor: Tensor, files: WeightFiles, name: str, use: Callable[[Tensor, Tensor], object]) -> None:
     if files.shape(name) != tuple(tensor.shape):
         raise ValueError(f"tensor {name} has shape {list(files.shape(name))} in the files and {list(tensor.shape)} in the model; use a folder whose files match its config.json")
-    local, offset = _own_block(tensor)
+    local, offset = own_block(tensor)
     if local.numel():
         use(local, files.block(name, offset, tuple(local.shape)))

@@ -90,7 +90,7 @@ class _Scores(torch.autograd.Function):
             for tokens in blocks:
                 logits = _logits(hidden[tokens], weight, bias, classes, head)
                 given = (grads[0][tokens], grads[1][tokens] if with_entropy else None, norm[tokens], entropy[tokens] if with_entropy else None)
-                d_logits = slope(logits, target[tokens] - classes.start, *given, head.temperature, head.softcap).to(hidden.dtype)
+                d_logits = slope(logits, target[tokens] - classes.start, *given, head.temperature, head.softcap, hidden.dtype)
                 del logits
                 if d_hidden is not None:
                     d_hidden[tokens] += _product(d_logits, weight[classes], norm.dtype)
@@ -159,9 +159,9 @@ def _reduced(logits: Tensor, local: Tensor, temperature: float, softcap: float |
 
 
 def _slope(
-    logits: Tensor, local: Tensor, of_logprob: Tensor, of_entropy: Tensor | None, norm: Tensor, entropy: Tensor | None, temperature: float, softcap: float | None
+    logits: Tensor, local: Tensor, of_logprob: Tensor, of_entropy: Tensor | None, norm: Tensor, entropy: Tensor | None, temperature: float, softcap: float | None, dtype: torch.dtype
 ) -> Tensor:  # fmt: skip
-    """Gradient [tokens, classes] of a tile's raw logits."""
+    """Gradient [tokens, classes] of a tile's raw logits, in dtype."""
     values = _shaped(logits, temperature, softcap)
     logprob = values - norm[:, None]
     probability = logprob.exp()
@@ -170,7 +170,9 @@ def _slope(
     if of_entropy is not None and entropy is not None:
         slope = slope - of_entropy[:, None] * probability * (logprob.masked_fill(probability == 0, 0.0) + entropy[:, None])
     slope = slope / temperature
-    return slope if softcap is None else slope * (1 - (values * temperature / softcap).square())
+    if softcap is not None:
+        slope = slope * (1 - (values * temperature / softcap).square())
+    return slope.to(dtype)
 
 
 _FUSED: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -14,6 +14,7 @@ from learner.config import LearnerConfig
 from learner.trainer.checkpoint import Saver
 from learner.trainer.clock import Clock
 from learner.trainer.companion import Companion
+from learner.trainer.critic import Critic
 from learner.trainer.decode import Batch
 from learner.trainer.feed import Feed, Order
 from learner.trainer.model import Policy
@@ -21,7 +22,7 @@ from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Published, Publisher
 from learner.trainer.record import Recorder
-from learner.trainer.update import train_step
+from learner.trainer.update import Course, train_step
 from protos import faultpoints
 
 
@@ -35,6 +36,7 @@ class Parts:
     policy: Policy
     companions: Mapping[Literal["reference", "teacher"], Companion]  # second models, empty for most algorithms
     optimizer: Optimizer
+    critic: Critic | None  # of PPO; None for every other algorithm
     publisher: Publisher
     saver: Saver
     recorder: Recorder  # writes on rank 0 only
@@ -62,11 +64,13 @@ def run(parts: Parts, step: int) -> End:
         with clock.time("train"):
             minibatches = parts.objective.minibatches(batch.table, num=config.optimizer.minibatches)
             result = train_step(
-                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix, companions=parts.companions
-            )
+                parts.policy, parts.optimizer, batch.samples, minibatches, objective=parts.objective, row_tokens=config.trainer.row_tokens, share_prefix=config.trainer.share_prefix,
+                companions=parts.companions, critic=parts.critic, course=course_of(config, step),
+            )  # fmt: skip
         faultpoints.point("trainer_update")
         step, leaving = step + 1, any_rank(parts.stop.is_set())
         parts.saver.settle()  # a step without signal has made no update, which would have waited
+        parts.objective.control.follow(result.sums)
         for companion in parts.companions.values():
             companion.follow(parts.policy, step)
         will_save = leaving or save_is_due(step, every_steps=config.checkpoint.every_steps, last_step=config.steps)
@@ -75,7 +79,7 @@ def run(parts: Parts, step: int) -> End:
         if will_save:
             with clock.time("save"):
                 parts.saver.start(step)
-        parts.recorder.step(batch, result, published, parts.saver.report, parts.publisher.pusher.metrics(), clock.take())
+        parts.recorder.step(batch, result, published, parts.saver.report, parts.publisher.pusher.metrics(), clock.take(), kl_factor=parts.objective.control.factor if parts.objective.control.state() else None)
     return End(published=published, finished=False)
 
 
@@ -93,6 +97,12 @@ def next_batch(parts: Parts, step: int) -> Batch | Order | None:
                 dist.barrier()  # the gateway forgets the order when rank 0 has reported; nobody asks again before
         if batch.leave:
             return batch
+
+
+def course_of(config: LearnerConfig, step: int) -> Course:
+    """Of the step that starts from policy step `step`: in the first ones the critic may be trained alone."""
+    critic = config.critic_in_use
+    return Course(epochs=config.optimizer.epochs, actor=critic is None or step >= critic.warmup_steps)
 
 
 def save_is_due(step: int, *, every_steps: int | None, last_step: int) -> bool:

@@ -11,7 +11,9 @@ import numpy as np
 from learner.algorithms.mismatch import mismatch_summary
 from learner.trainer.decode import Batch
 from learner.trainer.table import Entry, groups_of, zero_signal_share
-from learner.trainer.update import StepResult
+from learner.trainer.tally import StepResult
+
+_OF_CRITIC = {"value_targets", "value_loss", "clipped_value", "returns", "returns_squared", "value_error", "value_error_squared"}
 
 
 def summary_of_batch(batch: Batch) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
 def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) -> dict[str, Any]:
     """Loss, norm, clipping, ratio, mismatch and entropy. Only tokens that were computed count: those of samples with an advantage."""
     num_targets = result.sums.get("targets", 0.0)
-    more = sorted(result.sums.keys() - {"targets", "input_tokens", "neg_logprob", "ratio", "clipped_high", "clipped_low", "clipped_dual"})
+    more = sorted(result.sums.keys() - {"targets", "input_tokens", "neg_logprob", "ratio", "kl_tokens", "clipped_high", "clipped_low", "clipped_dual"} - _OF_CRITIC)
     share = {name: result.sums.get(name, 0.0) / num_targets if num_targets else 0.0 for name in ("clipped_high", "clipped_low", "clipped_dual", "ratio", "neg_logprob")}
     mismatch = mismatch_summary(result.log_ratio, clip_low=clip_low, clip_high=clip_high)
     return {
@@ -64,7 +66,7 @@ def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) 
         "lr": result.updates[-1].lr if result.updates else 0.0,
         "num_updates": sum(not update.skipped for update in result.updates),
         "skipped_updates": sum(update.skipped for update in result.updates),
-        "no_signal": not result.updates,
+        "no_signal": not result.updates and not result.critic_updates,
         "clip_fraction": share["clipped_high"] + share["clipped_low"] + share["clipped_dual"],
         "clip_fraction_high": share["clipped_high"],
         "clip_fraction_low": share["clipped_low"],
@@ -76,6 +78,23 @@ def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) 
         "loss_terms": {name: result.sums[name] / num_targets for name in more if num_targets},
         "mismatch": {name: float(value) for name, value in mismatch.items()},
         "mismatch_kl": float(mismatch["kl_k3"]) if mismatch else 0.0,
+        **({"critic": _critic(result)} if result.critic_updates else {}),
+    }
+
+
+def _critic(result: StepResult) -> dict[str, Any]:
+    """Of a critic's updates. explained_variance: 1 - var(return - value) / var(return), before the value moved; null where returns do not vary."""
+    sums, num_tokens = result.sums, max(result.sums.get("value_targets", 0.0), 1.0)
+    spread = {name: sums[f"{name}_squared"] / num_tokens - (sums[name] / num_tokens) ** 2 for name in ("returns", "value_error")}
+    return {
+        "loss": sums["value_loss"] / num_tokens,
+        "clip_fraction": sums["clipped_value"] / num_tokens,
+        "return_mean": sums["returns"] / num_tokens,
+        "explained_variance": 1.0 - spread["value_error"] / spread["returns"] if spread["returns"] > 1e-12 else None,
+        "grad_norm": max(update.grad_norm for update in result.critic_updates),
+        "lr": result.critic_updates[-1].lr,
+        "num_updates": sum(not update.skipped for update in result.critic_updates),
+        "skipped_updates": sum(update.skipped for update in result.critic_updates),
     }
 
 

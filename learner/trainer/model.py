@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from learner.trainer.engine import Engine, fitted, hidden_states, layers_of, prepare_layers, windows_of
+from learner.trainer.engine import Engine, fitted, hidden_states, layers_of, pairs_per_token, prepare_layers, windows_of
 from learner.trainer.loading import build_on_meta, load_weights
 from learner.trainer.logprob import Head, token_logprobs
 from learner.trainer.packing import Row
@@ -38,6 +40,16 @@ class Policy(nn.Module):
         softcap = getattr(causal_lm.config, "final_logit_softcapping", None)
         self._head = Head(temperature=temperature, softcap=softcap, float32=engine.float32_head, fused=self.engine.compile, tile=tile)
 
+    @property
+    def device(self) -> torch.device:
+        """Where rows are computed, which is not where offloaded weights rest."""
+        return torch.device("cuda", torch.cuda.current_device()) if self.engine.offload else next(self.parameters()).device
+
+    @property
+    def pairs_per_token(self) -> int:
+        """Pairs (query, key) of attention that take as much arithmetic as one token does in the rest of a layer."""
+        return pairs_per_token(self.causal_lm)
+
     def forward(self, row: Row, *, with_entropy: bool = False) -> Tensor:
         """Log-probs [num_targets] of a row's targets under softmax(logits / temperature), at least float32.
 
@@ -47,6 +59,15 @@ class Policy(nn.Module):
         head = output_head(self.causal_lm)
         bias = cast("Tensor | None", getattr(head, "bias", None))
         return token_logprobs(hidden[row.query], cast(Tensor, head.weight), bias, row.target, head=self._head, with_entropy=with_entropy)
+
+    @contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Log-probs under another temperature while the block runs."""
+        before, self._head = self._head, replace(self._head, temperature=temperature)
+        try:
+            yield
+        finally:
+            self._head = before
 
 
 def output_head(causal_lm: nn.Module) -> nn.Module:
@@ -93,7 +114,7 @@ def wrapped(
     layers = layers_of(causal_lm)
     prepare_layers(layers, policy.engine)
     if mesh.size() > 1 or compute_dtype != master_dtype or engine.offload:
-        shard(policy, layers, mesh=mesh, compute_dtype=compute_dtype, reduce_dtype=master_dtype, offload=engine.offload)
+        shard(policy, layers, mesh=mesh, compute_dtype=compute_dtype, reduce_dtype=master_dtype, offload=engine.offload, reshard=engine.reshard)
     return policy
 
 
@@ -109,13 +130,14 @@ def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:
         raise ValueError(f"trainer.freeze={list(patterns)} leaves nothing to train; use narrower patterns")
 
 
-def shard(root: nn.Module, layers: Sequence[nn.Module], *, mesh: DeviceMesh, compute_dtype: torch.dtype, reduce_dtype: torch.dtype, offload: bool = False) -> None:
-    """FSDP2 over the mesh: every layer by itself, the rest with the root."""
+def shard(root: nn.Module, layers: Sequence[nn.Module], *, mesh: DeviceMesh, compute_dtype: torch.dtype, reduce_dtype: torch.dtype, offload: bool = False, reshard: bool = True) -> None:
+    """FSDP2 over the mesh: every layer by itself, the rest with the root. reshard: a layer's gathered weights are freed after its forward pass and gathered again for backward."""
     precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     for module in [*layers, root]:
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy())
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(), reshard_after_forward=None if reshard else False)
         sharded = cast(FSDPModule, module)
-        # The loss already carries the global denominator, so gradients add up. Plain sums, as gloo knows no scaled ones.
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
+        if mesh.size() > 1:  # on one rank there is nothing to divide by, and dividing by 1 copies every gradient once more
+            # The loss already carries the global denominator, so gradients add up. Plain sums, as gloo knows no scaled ones.
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
 

@@ -58,6 +58,8 @@ class Row:
     selected: Tensor  # bool [num_targets], True: held back by a choice over the whole batch
     reference: Tensor | None = None  # float32 [num_targets], log-probs of the KL's reference model; None: there is none
     teacher: Tensor | None = None  # float32 [num_targets], log-probs of the teacher; None: there is none
+    value: Tensor | None = None  # float32 [num_targets], the critic's at the start of the step; None: there is no critic
+    returns: Tensor | None = None  # as value: what the critic is trained towards
     start: Tensor | None = None  # float32 [num_targets], log-probs at the start of the step; None: not computed apart
     data_set: str = ""  # whose samples it holds: a row never mixes two, since each may have its own loss
 
@@ -84,13 +86,63 @@ class _Document:
         return prompt + sum(weighted.sample.completion_ids.numel() - 1 for weighted in self.samples)
 
 
+    @property
+    def num_pairs(self) -> int:
+        """Pairs (query, key) of which the query sees the key."""
+        prompt = self.samples[0].sample.prompt_ids.numel()
+        bodies = [weighted.sample.completion_ids.numel() - 1 for weighted in self.samples]
+        return prompt * (prompt + 1) // 2 + sum(body * prompt + body * (body + 1) // 2 for body in bodies)
+
+
 def pack(samples: Sequence[WeightedSample], *, row_tokens: int, share_prefix: bool) -> list[Row]:
     """Rows of at most row_tokens input tokens; a single sample longer than that gets a row of its own, whole.
 
     Samples without a trained token make no row. First fit, longest document first, ties in the order given, so the result
     depends on nothing else. Raises ValueError when samples of one group have different prompts and share_prefix is on.
     """
-    documents = _documents([w for w in samples if w.sample.num_trained_tokens], row_tokens, share_prefix)
+    return Plan(samples, row_tokens=row_tokens, share_prefix=share_prefix).rows()
+
+
+class Plan:
+    """Which documents share a row, before any row is made. Example: `plan = Plan(samples, row_tokens=2048, share_prefix=True); plan.rows(num_rows=4)`"""
+
+    def __init__(self, samples: Sequence[WeightedSample], *, row_tokens: int, share_prefix: bool) -> None:
+        """Raises ValueError as pack."""
+        self._row_tokens = row_tokens
+        self._documents = _documents([w for w in samples if w.sample.num_trained_tokens], row_tokens, share_prefix)
+        self._bins = _first_fit(self._documents, row_tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that these documents need."""
+        return len(self._bins)
+
+    def rows(self, *, num_rows: int | None = None, pairs_per_token: int = 1 << 40) -> list[Row]:
+        """As few rows as found, or spread evenly over num_rows where other ranks need so many; fewer where there are fewer documents.
+
+        Even by cost, the longest document to the cheapest row with room: tokens + pairs / pairs_per_token. Args: pairs_per_token, pairs (query, key) that take
+        as long as one more token does in the rest of the model.
+        """
+        bins = self._bins if num_rows is None else _even(self._documents, num_rows, self._row_tokens, pairs_per_token) or self._bins
+        return [_row(content) for content in bins]
+
+
+def _even(documents: Sequence[_Document], num_rows: int, row_tokens: int, pairs_per_token: int) -> list[list[_Document]]:
+    """Bins of about the same cost; none where they would not all fit that way."""
+    bins: list[list[_Document]] = [[] for _ in range(num_rows)]
+    cost, free = [0.0] * num_rows, [row_tokens] * num_rows
+    for document in sorted(documents, key=lambda d: (-d.num_tokens - d.num_pairs / pairs_per_token)):
+        room = [i for i in range(num_rows) if free[i] >= document.num_tokens or not bins[i]]
+        if not room:
+            return []
+        index = min(room, key=lambda i: (cost[i], i))
+        bins[index].append(document)
+        cost[index] += document.num_tokens + document.num_pairs / pairs_per_token
+        free[index] -= document.num_tokens
+    return [content for content in bins if content]
+
+
+def _first_fit(documents: Sequence[_Document], row_tokens: int) -> list[list[_Document]]:
     bins: list[list[_Document]] = []
     free: list[int] = []
     for document in sorted(documents, key=lambda d: -d.num_tokens):
@@ -102,7 +154,7 @@ def pack(samples: Sequence[WeightedSample], *, row_tokens: int, share_prefix: bo
         else:
             bins[index].append(document)
             free[index] -= document.num_tokens
-    return [_row(content) for content in bins]
+    return bins
 
 
 def _documents(samples: Sequence[WeightedSample], row_tokens: int, share_prefix: bool) -> list[_Document]:

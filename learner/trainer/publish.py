@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from learner.trainer.feed import Feed
+from learner.weights.announce import Probe
 from learner.weights.push import Pusher
 from learner.weights.snapshot import Snapshot, SnapshotWriter
 from protos import faultpoints
@@ -26,12 +28,13 @@ class Published:
 class Publisher:
     """Publishes policies, one after another. Example: `published = publisher.publish(3, will_save=False)`"""
 
-    def __init__(self, *, feed: Feed, writer: SnapshotWriter, pusher: Pusher) -> None:
-        self._feed, self._writer, self.pusher = feed, writer, pusher
+    def __init__(self, *, feed: Feed, writer: SnapshotWriter, pusher: Pusher, probe: Callable[[], Probe] | None = None) -> None:
+        """probe: computed of every version before it is written, and sent with it."""
+        self._feed, self._writer, self.pusher, self._probe = feed, writer, pusher, probe
 
     def publish(self, policy_step: int, *, will_save: bool) -> Published:
         """Collective; the weights may change as soon as it returns. The push goes on in the background."""
-        snapshot = self._writer.write(policy_step=policy_step)
+        snapshot = self._writer.write(policy_step, probe=self._probe() if self._probe else None)
         faultpoints.point("trainer_snapshot")
         numbers = torch.zeros(2, dtype=torch.int64)
         if dist.get_rank() == 0:

@@ -1,4 +1,6 @@
-"""One policy step: forward and backward over packed rows, one optimizer update a minibatch.
+"""One policy step: forward and backward over packed rows, one optimizer update a minibatch and epoch.
+
+    rows ─▶ reference, teacher ─▶ critic: values, advantages ─▶ log-probs at the start ─▶ epochs × minibatches: actor, critic
 
 Every rank runs the same number of rows of each minibatch, agreed before the first one; a rank that has fewer runs dummy rows
 that add exactly zero, so the sharded model's collectives always pair up.
@@ -15,56 +17,91 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.trainer.companion import Companion
+from learner.trainer.critic import Critic
 from learner.trainer.model import Policy
 from learner.trainer.objective import Objective
-from learner.trainer.optimizer import Optimizer, Update
-from learner.trainer.packing import Row, WeightedSample, dummy_row, pack
+from learner.trainer.optimizer import Optimizer
+from learner.trainer.packing import Plan, Row, WeightedSample, dummy_row
 from learner.trainer.samples import Sample
 from learner.trainer.selection import select_each
 from learner.trainer.table import Counts, Minibatch, SampleId
+from learner.trainer.tally import StepResult, Tally, concatenated, total
+from learner.trainer.values import with_advantages_each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """What the updates of one policy step did, over all ranks.
+class Course:
+    """How often a step goes over its batch, and who is trained. Example: Course(epochs=2, actor=True)"""
 
-    Example: StepResult(updates=(Update(grad_norm=1.2, lr=1e-6, skipped=False),), num_without_signal=0, loss=-0.01,
-    sums={"clipped_high": 3.0}, log_ratio=tensor([...]), num_input_tokens=2048)
-    """
-
-    updates: tuple[Update, ...]
-    num_without_signal: int  # minibatches without a token to train on: no update
-    loss: float  # mean over minibatches
-    sums: Mapping[str, float]  # token sums of the loss's metrics; `targets`, `neg_logprob` and `input_tokens` as well
-    log_ratio: Tensor  # float32 [num_targets of the first minibatch with signal], in rank order: before any update of this step
+    epochs: int = 1
+    actor: bool = True  # False while the critic warms up: the policy stands still
 
 
 def train_step(
     policy: Policy, optimizer: Optimizer, samples: Sequence[Sample], minibatches: Sequence[Minibatch], *, objective: Objective, row_tokens: int, share_prefix: bool,
-    companions: Mapping[Literal["reference", "teacher"], Companion] = {},
+    companions: Mapping[Literal["reference", "teacher"], Companion] = {}, critic: Critic | None = None, course: Course = Course(),
 ) -> StepResult:  # fmt: skip
     """Trains on this rank's samples; collective. Samples that no minibatch gives an advantage are not computed: their gradient is 0.
 
-    companions: second models, whose log-probs go into the row's field of the same name.
+    companions: second models, whose log-probs go into the row's field of the same name. critic: of an algorithm that has one.
     """
-    held = {(sample.group_id, sample.sample_index): sample for sample in samples}
-    device = next(policy.parameters()).device
-    packed = [_pack(minibatch, held, row_tokens, share_prefix) for minibatch in minibatches]
-    num_rows = _largest([len(rows) for rows in packed])
-    padded = [[row.to(device) for row in [*rows, *[dummy_row()] * (count - len(rows))]] for rows, count in zip(packed, num_rows, strict=True)]
+    rows = _rows(policy, samples, minibatches, row_tokens, share_prefix)
+    configs = {name: one.config for name, one in (objective.sets or {"": objective}).items()}
     for name, companion in companions.items():
-        judged = companion.logprobs(padded)
-        padded = [[_with(row, name, value) for row, value in zip(part, values, strict=True)] for part, values in zip(padded, judged, strict=True)]
-    padded = select_each(_with_start(policy, padded, objective), {name: one.config for name, one in (objective.sets or {"": objective}).items()}, _concatenated)
-    tally = _Tally()
-    updates: list[Update] = []
-    for minibatch, rows in zip(minibatches, padded, strict=True):
-        if not rows:
-            continue
-        for row in rows:
-            tally.add(_backward(policy, row, minibatch.counts, objective), first=not updates)
-        updates.append(optimizer.update())
-    return tally.result(updates, num_minibatches=len(minibatches))
+        judged = companion.logprobs(rows)
+        rows = [[_with(row, name, value) for row, value in zip(part, values, strict=True)] for part, values in zip(rows, judged, strict=True)]
+    if critic is not None:
+        rows = with_advantages_each(rows, critic.values(rows), configs, total)
+    if course.actor:
+        rows = select_each(_with_start(policy, rows, objective), configs, concatenated)
+    tally = Tally()
+    for _ in range(course.epochs):
+        for number, (minibatch, part) in enumerate(zip(minibatches, rows, strict=True)):
+            if not part:
+                continue
+            if course.actor:
+                rows[number] = _train_actor(policy, optimizer, part, minibatch.counts, objective, tally)
+            if critic is not None:
+                _train_critic(critic, part, minibatch.counts, tally)
+    return tally.result(num_minibatches=len(minibatches) * course.epochs)
+
+
+def _train_actor(policy: Policy, optimizer: Optimizer, rows: Sequence[Row], counts: Counts, objective: Objective, tally: Tally) -> list[Row]:
+    """One update; the rows with the log-probs they had before it as their start, where the objective will ask again."""
+    made = []
+    for row in rows:
+        logprob = _backward(policy, row, counts, objective, tally)
+        made.append(replace(row, start=logprob) if objective.needs_start_logprobs and row.start is None else row)
+    tally.updates.append(optimizer.update())
+    return made
+
+
+def _train_critic(critic: Critic, rows: Sequence[Row], counts: Counts, tally: Tally) -> None:
+    for row in rows:
+        tally.add(critic.backward(row, counts))
+    tally.critic_updates.append(critic.update())
+
+
+def _rows(policy: Policy, samples: Sequence[Sample], minibatches: Sequence[Minibatch], row_tokens: int, share_prefix: bool) -> list[list[Row]]:
+    """Rows of each minibatch on the policy's device, as many as on every other rank. Collective."""
+    held = {(sample.group_id, sample.sample_index): sample for sample in samples}
+    device = policy.device
+    plans = [(number, name, Plan(mine, row_tokens=row_tokens, share_prefix=share_prefix)) for number, minibatch in enumerate(minibatches) for name, mine in _mine(minibatch, held).items()]
+    made: list[list[Row]] = [[] for _ in minibatches]
+    for (number, name, plan), count in zip(plans, _largest([plan.num_rows for _, _, plan in plans]), strict=True):
+        rows = plan.rows(num_rows=count, pairs_per_token=policy.pairs_per_token)
+        made[number] += [replace(row, data_set=name).to(device) for row in [*rows, *[dummy_row()] * (count - len(rows))]]
+    return made
+
+
+def _mine(minibatch: Minibatch, held: Mapping[SampleId, Sample]) -> dict[str, list[WeightedSample]]:
+    """This rank's samples by data set; the same data sets on every rank."""
+    names = {key: minibatch.data_sets.get(key, "") for key in minibatch.advantages}
+    mine: dict[str, list[WeightedSample]] = {name: [] for name in names.values()}
+    for key, value in minibatch.advantages.items():
+        if key in held:
+            mine[names[key]].append(WeightedSample(sample=held[key], advantage=value, staleness=minibatch.staleness.get(key, 0)))
+    return mine
 
 
 def _with(row: Row, name: Literal["reference", "teacher"], value: Tensor) -> Row:
@@ -83,13 +120,6 @@ def _with_start(policy: Policy, rows: Sequence[Sequence[Row]], objective: Object
         return [list(part) if index == first and not objective.bounds_second_moment else [replace(row, start=policy(row)) for row in part] for index, part in enumerate(rows)]
 
 
-def _pack(minibatch: Minibatch, held: Mapping[SampleId, Sample], row_tokens: int, share_prefix: bool) -> list[Row]:
-    mine = [WeightedSample(sample=held[key], advantage=value, staleness=minibatch.staleness.get(key, 0)) for key, value in minibatch.advantages.items() if key in held]
-    names = {key: minibatch.data_sets.get(key, "") for key in minibatch.advantages}
-    of_sets = {name: [w for w in mine if names[w.sample.group_id, w.sample.sample_index] == name] for name in dict.fromkeys(names.values())}
-    return [replace(row, data_set=name) for name, weighted in of_sets.items() for row in pack(weighted, row_tokens=row_tokens, share_prefix=share_prefix)]
-
-
 def _largest(numbers: Sequence[int]) -> list[int]:
     """Element-wise maximum over ranks."""
     tensor = torch.tensor(numbers, dtype=torch.int64)
@@ -97,61 +127,14 @@ def _largest(numbers: Sequence[int]) -> list[int]:
     return [int(value) for value in tensor]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _RowResult:
-    loss: Tensor  # scalar, this row's share of the global loss
-    sums: dict[str, Tensor]
-    log_ratio: Tensor  # float32 [num_targets]
-
-
-def _backward(policy: Policy, row: Row, counts: Counts, objective: Objective) -> _RowResult:
-    """Forward and backward of one row; gradients add up in the parameters."""
+def _backward(policy: Policy, row: Row, counts: Counts, objective: Objective, tally: Tally) -> Tensor:
+    """Forward and backward of one row; gradients add up in the parameters. The log-probs [num_targets], detached."""
     objective = objective.of(row.data_set)
     wants_entropy = objective.config.entropy_bonus > 0
     scores = policy(row, with_entropy=wants_entropy)
     logprob, entropy = scores.unbind() if wants_entropy else (scores, None)
     loss, sums = objective.row_loss(row, logprob, entropy, counts)
     loss.backward()
-    detached = logprob.detach()
-    sums |= {"targets": torch.tensor(row.num_targets), "neg_logprob": -detached.sum(), "input_tokens": torch.tensor(row.ids.numel() if row.num_targets else 0)}
-    return _RowResult(loss=loss.detach(), sums=sums, log_ratio=(detached - row.behaviour).float())
-
-
-class _Tally:
-    """Adds rows up without waiting for the device, and over ranks at the end."""
-
-    def __init__(self) -> None:
-        self._loss: list[Tensor] = []
-        self._sums: dict[str, list[Tensor]] = {}
-        self._log_ratio: list[Tensor] = []
-
-    def add(self, row: _RowResult, *, first: bool) -> None:
-        self._loss.append(row.loss)
-        for name, value in row.sums.items():
-            self._sums.setdefault(name, []).append(value)
-        if first:
-            self._log_ratio.append(row.log_ratio)
-
-    def result(self, updates: Sequence[Update], *, num_minibatches: int) -> StepResult:
-        """Collective where an update was made; which all ranks know alike."""
-        without = num_minibatches - len(updates)
-        if not updates:
-            return StepResult(updates=(), num_without_signal=without, loss=0.0, sums={}, log_ratio=torch.zeros(0))
-        names = sorted(self._sums)
-        local = [sum(float(value) for value in values) for values in (self._loss, *(self._sums[name] for name in names))]
-        total = torch.tensor(local, dtype=torch.float64)
-        dist.all_reduce(total)
-        loss, *sums = total.tolist()
-        log_ratio = _concatenated(torch.cat(self._log_ratio).cpu())
-        return StepResult(updates=tuple(updates), num_without_signal=without, loss=loss / len(updates), sums=dict(zip(names, sums, strict=True)), log_ratio=log_ratio)
-
-
-def _concatenated(values: Tensor) -> Tensor:
-    """A float32 vector of each rank, joined in rank order, on every rank."""
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(lengths, torch.tensor([values.numel()]))
-    padded = torch.zeros(max(int(length) for length in lengths))
-    padded[: values.numel()] = values
-    parts = [torch.zeros_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[: int(length)] for part, length in zip(parts, lengths, strict=True)])
+    detached: Tensor = logprob.detach()
+    tally.add_row(loss.detach(), sums, row, detached)
+    return detached

@@ -23,10 +23,12 @@ class Probe:
 
 
 def manifest_of(
-    plan: TransferPlan, *, policy_step: int, digests: Sequence[Sequence[int]], verify: Verify = "digest", probe: Probe | None = None
+    plan: TransferPlan, *, policy_step: int, digests: Sequence[Sequence[int]], verify: Verify = "digest", probe: Probe | None = None, adapter: manifest_pb2.Adapter | None = None,
 ) -> manifest_pb2.Manifest:
     """digests[owner]: of the owner's slices in the plan's order. Version and lineage are the gateway's to fill in."""
     manifest = manifest_pb2.Manifest(policy_step=policy_step, verify=_VERIFY[verify])
+    if adapter is not None:
+        manifest.adapter.CopyFrom(adapter)
     if probe is not None:
         manifest.probe.CopyFrom(manifest_pb2.Probe(token_ids=probe.token_ids, logprobs=probe.logprobs, tolerance=probe.tolerance))
     for tensor in plan.tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from socket import gethostname
@@ -46,13 +46,16 @@ def served_name(name: str) -> str:
     return name
 
 
-def read_shards(model: nn.Module, *, served_dtype: str, dtypes: Mapping[str, str] | None = None, group: dist.ProcessGroup | None, world_size: int) -> Shards:
+def read_shards(
+    model: nn.Module, *, served_dtype: str, dtypes: Mapping[str, str] | None = None, named: Iterable[tuple[str, nn.Parameter]] | None = None,
+    group: dist.ProcessGroup | None, world_size: int,
+) -> Shards:  # fmt: skip
     """Collective: ranks tell one another names, shapes and boxes.
 
-    dtypes: exceptions, from a pattern of names ("*.router.weight") to a served dtype; the first that matches counts.
+    named: what is sent, by Hugging Face name (None: the model's parameters). dtypes: exceptions, from a pattern of names ("*.router.weight") to a served dtype; the first that matches counts.
     Raises ValueError naming the tensor for placements that cannot be sent, and for ranks that disagree.
     """
-    named = [(served_name(name), parameter) for name, parameter in model.named_parameters()]
+    named = [(served_name(name), parameter) for name, parameter in (model.named_parameters() if named is None else named)]
     if len({name for name, _ in named}) != len(named):
         raise ValueError(f"two parameters of the model have the same served name: {sorted(name for name, _ in named)}")
     mine = [(name, tuple(parameter.shape), box_of(name, parameter)) for name, parameter in named]

@@ -14,17 +14,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from learner.weights.announce import Probe, Verify, manifest_of
+from learner.weights.lora import base_parameters, targets_of, whole
 from learner.weights.plan import MAX_ROOTS, Run, TransferPlan, make_plan
 from learner.weights.shards import gather_int64, read_shards
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.adapter import A, B, merged, scalings
 from protos.weights.staging import DTYPES, digest
+
+Lora = Literal["merged", "adapter"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +64,7 @@ class SnapshotWriter:
         dtypes: Mapping[str, str] | None = None,
         max_roots: int = MAX_ROOTS,
         verify: Verify = "digest",
+        lora: Lora = "merged",
         group: dist.ProcessGroup | None = None,
         keep: int = 2,
     ) -> None:
@@ -71,7 +78,18 @@ class SnapshotWriter:
         self._incarnation = incarnation
         self._verify: Verify = verify
         self._keep = keep
-        self._shards = read_shards(model, served_dtype=served_dtype, dtypes=dtypes, group=group, world_size=self._world_size)
+        self._targets = targets_of(model)
+        if lora == "adapter" and not self._targets:
+            raise ValueError("lora=adapter, but the model has no LoRA modules (peft); send it merged")
+        if lora == "adapter" and (beside := [name for name, parameter in base_parameters(model) if parameter.requires_grad]):
+            raise ValueError(f"lora=adapter, but the model trains {', '.join(beside[:4])} beside its adapter, which replicas would not get; send it merged")
+        self._adapter = scalings({name: target.scaling for name, target in self._targets.items()}, served_dtype) if lora == "adapter" else None
+        halves = [(name + half, parameter) for name, target in self._targets.items() for half, parameter in ((A, target.a), (B, target.b))]
+        self._shards = read_shards(
+            model, served_dtype="float32" if self._adapter else served_dtype, dtypes={} if self._adapter else dtypes, named=halves if self._adapter else base_parameters(model), group=group,
+            world_size=self._world_size,
+        )  # fmt: skip
+        self._whole_a: dict[str, torch.Tensor] = {}  # of this version, by module
         self.plan = make_plan(self._shards.tensors, self._shards.held, bucket_bytes=bucket_bytes, max_roots=max_roots, hosts=self._shards.hosts)
 
     def write(self, policy_step: int, probe: Probe | None = None) -> Snapshot:
@@ -82,6 +100,8 @@ class SnapshotWriter:
         """
         began = time.monotonic()
         folder = self._root / f"{self._incarnation}-{policy_step}"
+        if not self._adapter:
+            self._whole_a = {name: whole(target.a) for name, target in self._targets.items()}  # small, and the same on all ranks
         failure: OSError | None = None
         digests: list[int] = []
         try:
@@ -93,7 +113,7 @@ class SnapshotWriter:
         if failure is not None:
             raise OSError(failure.errno, f"snapshot of policy step {policy_step}: {failure.strerror}; {self.plan.total_bytes} bytes a version, {self._keep + 1} of them at a time", str(folder)) from failure
         if self._rank == 0:
-            self._publish(folder, manifest_of(self.plan, policy_step=policy_step, digests=by_owner, verify=self._verify, probe=probe))
+            self._publish(folder, manifest_of(self.plan, policy_step=policy_step, digests=by_owner, verify=self._verify, probe=probe, adapter=self._adapter))
         return Snapshot(
             folder=folder,
             policy_step=policy_step,
@@ -139,11 +159,22 @@ class SnapshotWriter:
 
     def _part(self, run: Run) -> torch.Tensor:
         """The rank's own part of a tensor, or what of it the rank sends."""
-        part, box = self._shards.local(run.tensor), self._shards.held[run.tensor][self._rank]
+        part, box = self._merged(run.tensor), self._shards.held[run.tensor][self._rank]
         assert box is not None, "a rank sends only what it holds"
         for dim, ((first, _), (start, count)) in enumerate(zip(box, run.box, strict=True)):
             part = part.narrow(dim, start - first, count)
         return part
+
+    def _merged(self, tensor: int) -> torch.Tensor:
+        """This rank's part of a tensor, its adapter added in a copy. Raises ValueError where they are not sharded alike."""
+        local, name = self._shards.local(tensor), self.plan.tensors[tensor].name
+        target = None if self._adapter else self._targets.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        if target is None or not local.numel():
+            return local
+        b = target.b.to_local() if isinstance(target.b, DTensor) else target.b
+        if len(b) != len(local) or self._whole_a[target.module].shape[1] != local.shape[1]:
+            raise ValueError(f"tensor {name}: this rank holds {tuple(local.shape)} of it and {tuple(b.shape)} of its adapter's B; shard both by rows over the same ranks")
+        return merged(local, self._whole_a[target.module], b.detach(), target.scaling)
 
     def _exchange(self, digests: list[int], *, failed: bool) -> list[list[int]]:
         """Digests of every rank, as int64 over the trainer's group; raises OSError where another rank failed."""

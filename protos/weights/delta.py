@@ -4,10 +4,10 @@ A block (at most BLOCK_BYTES of one bucket) is a row of words of the element's s
 
     L            uint32, how many words lie far from the one before
     index, more  L uint32 each: which of the changed words, and how much farther than its near byte says
-    near         one byte each: words since the changed one before (or the block's start), at most 255
     values       the new words; all little-endian
+    near         one byte each: words since the changed one before (or the block's start), at most 255
 
-    old words 5 5 5 5, new 5 7 5 9: L = 0, near 1 1, values 7 9 (a distance counts the words skipped)
+    old words 5 5 5 5, new 5 7 5 9: L = 0, values 7 9, near 1 1 (a distance counts the words skipped)
 
 The values are the new words and no differences, and nothing has to be looked for, so that applying is a running sum and a scatter; a
 block that would not become smaller is sent whole. One change in a hundred costs one byte of distance beside its value, and 8 more in
@@ -44,7 +44,7 @@ def encode(old: Bytes, new: Bytes, *, word_bytes: int) -> tuple[bytes, int] | No
     far = np.flatnonzero(skipped > _NEAR).astype(np.uint32)
     more = (skipped[far] - _NEAR).astype(np.uint32)
     near = np.minimum(skipped, _NEAR).astype(np.uint8)
-    data = b"".join([len(far).to_bytes(4, "little"), far.tobytes(), more.tobytes(), near.tobytes(), after[changed].tobytes()])
+    data = b"".join([len(far).to_bytes(4, "little"), far.tobytes(), more.tobytes(), after[changed].tobytes(), near.tobytes()])
     return (data, int(changed.size)) if len(data) < new.size else None
 
 
@@ -55,18 +55,18 @@ def apply(block: Bytes, data: bytes, *, word_bytes: int, num_changed: int) -> No
     start = 4 + 8 * num_far
     if word is None or len(data) != start + num_changed * (1 + word_bytes) or block.size % word_bytes or (num_far and not num_changed):
         raise TransferError(f"a delta of {len(data)} bytes does not hold {num_changed} words of {word_bytes} bytes, {num_far} of them far, for a block of {block.size}")
-    positions = np.frombuffer(data, dtype=np.uint8, count=num_changed, offset=start).astype(np.int64)
-    positions += 1
+    values = np.frombuffer(data, dtype=word, count=num_changed, offset=start)  # aligned: what comes before is a multiple of 4 bytes
+    positions = np.frombuffer(data, dtype=np.uint8, offset=start + num_changed * word_bytes).astype(np.int64)
+    positions[1:] += 1  # from the word after the changed one before
     if num_far:
         far, more = np.frombuffer(data, dtype=np.uint32, count=2 * num_far, offset=4).reshape(2, num_far)
         if far[-1] >= num_changed:
             raise TransferError(f"a delta names changed word {far[-1]} of {num_changed}")
         positions[far] += more
     np.cumsum(positions, out=positions)
-    positions -= 1
     if num_changed and positions[-1] >= block.size // word_bytes:
         raise TransferError(f"a delta names word {positions[-1]} of a block of {block.size // word_bytes}")
-    block.view(word)[positions] = np.frombuffer(data, dtype=word, offset=start + num_changed)
+    block.view(word)[positions] = values
 
 
 def parts(manifest: manifest_pb2.Manifest, bucket: int, old: Bytes, new: Bytes) -> Iterator[manifest_pb2.DeltaPart]:

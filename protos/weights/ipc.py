@@ -51,7 +51,7 @@ class IpcGroup:
         self._shared.clear()
 
     def _send(self, tensor: torch.Tensor, end: float, abandoned: threading.Event) -> None:
-        self._synchronize()
+        self._synchronize()  # who fills the buffer has waited for it on its own stream
         try:
             announcement = [self._describe(tensor), tensor.storage_offset(), tensor.numel(), ""]
         except Exception as error:  # whatever the driver says: the receivers wait for this bucket and must hear it
@@ -95,7 +95,8 @@ class IpcGroup:
         time.sleep(_ASK_S)
 
     def _synchronize(self) -> None:
-        torch.cuda.synchronize(self._device)
+        """Of this thread's own stream alone: the device also has a training step or an engine's to do."""
+        torch.cuda.current_stream(self._device).synchronize()
 
     def _describe(self, tensor: torch.Tensor) -> bytes:
         """A storage is shared once: torch counts its users, and a second description would be another user."""

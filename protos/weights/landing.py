@@ -24,7 +24,7 @@ import torch
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
-from protos.weights.receiver import Receiver
+from protos.weights.receiver import Receiver, own_stream
 from protos.weights.staging import Keep, Staging, VerifiedStaging, check_names, read_buckets
 
 Phase = Literal["empty", "receiving", "ready", "failed"]
@@ -163,7 +163,12 @@ class Landing:
 
     def _read(self, cancelled: threading.Event, folder: Path, manifest: manifest_pb2.Manifest) -> None:
         """The reading thread."""
-        self._run(cancelled, lambda: read_buckets(folder, manifest, self._device, keep=self._keep, cancelled=cancelled))
+
+        def read() -> VerifiedStaging:
+            with own_stream(self._device):
+                return read_buckets(folder, manifest, self._device, keep=self._keep, cancelled=cancelled)
+
+        self._run(cancelled, read)
 
     def _run(self, cancelled: threading.Event, work: Callable[[], VerifiedStaging]) -> None:
         try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -65,7 +67,8 @@ class Receiver:
         staging = Staging(manifest, self._device, self._keep)
         try:
             self._connect(spec, senders(manifest), end, cancelled)
-            self._receive_buckets(spec, manifest, staging, end, cancelled)
+            with own_stream(self._device):
+                self._receive_buckets(spec, manifest, staging, end, cancelled)
         except BaseException:
             self.close()
             raise
@@ -124,6 +127,18 @@ class Receiver:
             pending.wait(cancelled)
             pending = start(index + 1) if index + 1 < len(buckets) else None
             staging.write_bucket(index, buffers[index % 2][: bucket.num_bytes])
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Copies inside wait for nothing but one another, and are done afterwards: an engine's step shares the default stream."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def bounded(timeout_s: float, end: float) -> float:

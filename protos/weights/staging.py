@@ -40,6 +40,10 @@ class VerifiedStaging:
         return self._manifest.version
 
     @property
+    def manifest(self) -> manifest_pb2.Manifest:
+        return self._manifest
+
+    @property
     def num_bytes(self) -> int:
         """Memory that it holds."""
         return sum(storage.numel() for storage in self._storage)
@@ -72,7 +76,7 @@ class Staging:
         """keep: from (name, shape, itemsize) to the part of a tensor that is kept (None: all of every tensor)."""
         self.manifest = manifest
         self._by_bucket = checked(manifest)
-        device = device or torch.device("cpu")
+        self._device = device = device or torch.device("cpu")
         self._parts = [(keep or _keep_all)(t.name, tuple(t.shape), DTYPES[t.dtype].itemsize) for t in manifest.tensors]
         self._storage = _allocated([part.size for part in self._parts], device)
         self._good = [False] * len(manifest.slices)
@@ -93,6 +97,8 @@ class Staging:
             if self._unverified or digest(array[start:stop]) == piece.digest:
                 place(piece, self._parts[piece.tensor], data[start:stop], self._storage[piece.tensor])
                 self._good[index] = True
+        if self._device.type == "cuda":  # the caller may fill the bucket again
+            torch.cuda.current_stream(self._device).synchronize()
 
     def write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         """Part of a bucket; chunks of one bucket come in order. Raises TransferError for one that does not fit there."""

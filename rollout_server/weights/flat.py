@@ -50,6 +50,18 @@ class FlatPlan:
         if left:
             raise NotPlain(f"the folder lacks {', '.join(sorted(left)[:4])}")
 
+    def prepare_some(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Callable[[], None]:
+        """As `prepare`, for some whole tensors; the other parameters keep what they have. Raises NotPlain for an unknown one."""
+        targets, sources = [], []
+        for name, tensor in tensors:
+            if name not in self._copies:
+                raise NotPlain(f"the plan does not know {name}")
+            copy = self._copies[name]
+            place = copy.place
+            targets.append(copy.target)
+            sources.append(_rows(tensor)[place.first : place.first + place.count, place.first_column : place.first_column + place.columns].to(copy.target.device))
+        return _copying(targets, sources)
+
     def prepare(self, staging: VerifiedStaging) -> Callable[[], None]:
         """What is left for the pause: one group of copies. Raises NotPlain for a version with other tensors."""
         targets, sources = [], []
@@ -66,11 +78,15 @@ class FlatPlan:
         if len(targets) != len(self._copies):
             raise NotPlain(f"version {staging.version} brings {len(targets)} of {len(self._copies)} tensors")
 
-        def apply() -> None:
-            with torch.inference_mode():
-                torch._foreach_copy_(targets, sources)
+        return _copying(targets, sources)
 
-        return apply
+
+def _copying(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Callable[[], None]:
+    def apply() -> None:
+        with torch.inference_mode():
+            torch._foreach_copy_(targets, sources)
+
+    return apply
 
 
 def make_plan(model: torch.nn.Module, shapes: Shapes, engine: Engine | None) -> FlatPlan:

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.mistakes import Mistakes
 from deploy.plot import Series, bar_chart, line_chart, number
-from deploy.progress import surviving, whole_lines, words
+from deploy.progress import evaluations, surviving, whole_lines, words
 from deploy.report import CHARTS, chart, write
 
 
@@ -34,11 +34,12 @@ def run_folder(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def test_a_whole_run_gets_every_chart_and_needs_no_other_file(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", [line(1), line(2), line(3)])
+    folder = run_folder(tmp_path / "run", [line(1), line(2, unusable={"unscored_timeout": 3}), line(3)])
     (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "group_id": "g1", "sample_index": 0, "text": "<b>6 + 5</b> = 11", "reward": 1.0, "versions": [1]}) + "\n")
     (folder / "evaluations").mkdir()
     (folder / "evaluations" / "before.jsonl").write_text('{"score": 0.0}\n{"score": 1.0}\n')
     text = write(folder).read_text()
+    assert "unscored_timeout" in text and "by reason" in text
     for each in CHARTS:
         assert f'aria-label="{each.title}"' in text
     assert "Trained tokens by staleness" in text and "zero_signal" in text and "Held-out accuracy" in text
@@ -79,6 +80,26 @@ def test_steps_made_again_after_a_rollback_count_once_the_last_time() -> None:
 def test_a_step_in_words_has_the_numbers_people_watch() -> None:
     text = words(line(2), 50)
     for part in ("step   2/50", "reward 0.200", "0:75% 1:25%", "300 tok/s drawn, 120 trained", "learner 25%, replicas 10%", "40 leased, 7 dropped"):
+        assert part in text
+
+
+def evaluated(step: int, score: float | None, **more: Any) -> dict[str, Any]:
+    """A line of metrics.jsonl as the gateway writes it."""
+    greedy = None if score is None else {"mean": score, "standard_error": 0.125, "num_prompts": 4}
+    found = {
+        "score": score, "standard_error": score and 0.125, "greedy": greedy, "ended": "complete", "num_prompts": 4, "wanted": 4, "leased": 4, "scored": 4, "unscored": 0,
+        "lost": 0, "tokens_by_version": {"3": 16, "4": 2},
+    }  # fmt: skip
+    return {"step": step, "version": step + 1, "lineage": 0, "time_s": 1000.0, "evaluation": {**found, **more}}
+
+
+def test_evaluations_are_no_steps_and_have_their_figure_and_their_words(tmp_path: Path) -> None:
+    lines = [line(1), evaluated(0, 0.25), line(2), evaluated(2, 0.5), line(3), evaluated(2, 0.75), evaluated(3, None)]
+    assert [each["step"] for each in surviving(lines)] == [1, 2, 3]
+    assert [(each["step"], each["evaluation"]["score"]) for each in evaluations(lines)] == [(0, 0.25), (2, 0.75), (3, None)]
+    assert words(lines[1], 3) == "evaluation of step 0 (version 1): greedy 0.250 ± 0.125 (4 prompts)"
+    text = write(run_folder(tmp_path / "run", lines)).read_text()
+    for part in ('aria-label="Held-out score"', "greedy 0.750 ± 0.125", "3: 16, 4: 2", "one standard error above", "no score"):
         assert part in text
 
 

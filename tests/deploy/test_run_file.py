@@ -72,6 +72,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"reward.scorers": [{"name": "answer", "group": {"op": "rank", "of": "x"}}, {"name": "x", "use": "exact"}]}, ["'answer' compares whole groups and rollout.score_groups is false"]),
     ({"learner.scorer": "style"}, ["learner.scorer='style' is none of reward.scorers ['answer']", "name one of them"]),
     ({"learner.data.prompts": "/no/such.jsonl"}, ["learner.data.prompts='/no/such.jsonl': no such file"]),
+    ({"learner.data": {"sets": {"a": {"prompts": "/no/such.parquet"}}}}, ["learner.data.sets.a.prompts='/no/such.parquet': no such file"]),
     ({"rollout.dtype": "bfloat16"}, ["learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16", "set both to bfloat16"]),
     ({"rollout.max_model_len": 127}, ["rollout.max_model_len=127 is less than", "100 + 28 = 128", "128 or more"]),
     ({"learner.data.max_prompt_tokens": 500, "rollout.max_model_len": 528}, ["max_prompt_tokens=500", "reads 512 positions", "at most 484"]),

@@ -14,6 +14,7 @@ import asyncio
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import aclosing
@@ -27,6 +28,11 @@ from rollout_server.engine import SamplingSpec
 from rollout_server.vllm_engine import VllmEngine
 
 NOISE = 0.06  # mean absolute difference of bfloat16 log-probs, engine against transformers; other weights differ by more than 0.2
+
+
+def said(label: str, what: str) -> None:
+    """Progress, so that a run that is cut off has told how far it came."""
+    print(f"[{time.monotonic():.1f}] {label}: {what}", file=sys.stderr, flush=True)
 
 
 async def drawn(engine: VllmEngine, prompt: list[int], num: int, name: str) -> tuple[list[int], list[float], int]:
@@ -53,16 +59,20 @@ async def difference(made: Scene, name: str) -> float:
 async def part(made: Scene, label: str) -> dict[str, Any]:
     """Updates with nothing in flight, then with 64 requests."""
     before = await difference(made, f"{label}-before")
+    said(label, f"log-probs differ by {before:.4f} before any update")
     idle, busy, off = [], [], []
     for seed in range(3):
         idle.append(await made.update(seed))
+        said(label, f"idle update {seed}: {idle[-1].times}")
         off.append(await difference(made, f"{label}-{seed}"))
     running = [asyncio.create_task(drawn(made.engine, [random.randrange(3, 200) for _ in range(64)], 500, f"{label}-flight-{i}")) for i in range(64)]
     await asyncio.sleep(0.5)
     for seed in range(3, 8):
         busy.append(await made.update(seed))
+        said(label, f"busy update {seed}: {busy[-1].times}")
         await asyncio.sleep(0.3)
     off.append(await difference(made, f"{label}-last"))
+    said(label, "waits for what is in flight")
     done = await asyncio.gather(*running)
     pieces = {name: round(1e3 * statistics.median(u.times.pieces_s[name] for u in busy), 3) for name in busy[0].times.pieces_s}
     return {

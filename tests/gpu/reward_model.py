@@ -24,6 +24,8 @@ from reward_server.models.spec import ModelSpec
 
 WORDS = ["the", "answer", "is", "that", "one", "and", "one", "make", "two", "so", "it", "should", "be", "right", "but", "let", "me", "check", "once", "more"]
 
+ONE_BY_ONE = 100
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -96,9 +98,9 @@ async def _asked(of: ModelSpec, items: list[tuple[str, str]], *, one_by_one: int
 def speeds(model: Path, devices: tuple[str, ...], items: list[tuple[str, str]]) -> dict[str, Any]:
     """Scores a second, and that splitting changes no score beyond bfloat16's grain."""
     found: dict[str, Any] = {}
-    reference, all_s, single_s = asyncio.run(_asked(spec(model, devices[:1], dtype="bfloat16"), items, one_by_one=100))
+    reference, all_s, single_s = asyncio.run(_asked(spec(model, devices[:1], dtype="bfloat16"), items, one_by_one=ONE_BY_ONE))
     found["scores_per_s"] = len(items) / all_s
-    found["scores_per_s_one_by_one"] = 100 / single_s
+    found["scores_per_s_one_by_one"] = min(ONE_BY_ONE, len(items)) / single_s
     if len(devices) > 1:
         scores, all_s, _ = asyncio.run(_asked(spec(model, devices, dtype="bfloat16"), items))
         found["scores_per_s_replicas"] = len(items) / all_s

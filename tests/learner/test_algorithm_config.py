@@ -12,7 +12,7 @@ from learner.config import LearnerConfig
 from learner.presets import PRESETS, merged
 
 TEACHER = {"teacher": {"model": "t"}}
-TRAINS = sorted(PRESETS.keys() - {"ppo", "remax"})
+TRAINS = sorted(PRESETS.keys() - {"remax"})
 
 
 def learner(algorithm: dict[str, Any], **more: Any) -> LearnerConfig:
@@ -31,7 +31,7 @@ def test_a_resolved_preset_reads_back_as_itself(name: str) -> None:
     assert LearnerConfig.model_validate_json(made.model_dump_json()) == made
 
 
-@pytest.mark.parametrize(("name", "missing"), [("ppo", "no critic role"), ("remax", "greedy answer"), ("opd", "needed there")])
+@pytest.mark.parametrize(("name", "missing"), [("remax", "greedy answer"), ("opd", "needed there")])
 def test_a_preset_without_its_role_is_refused_by_name_with_the_reason(name: str, missing: str) -> None:
     with pytest.raises(ValidationError, match=f"algorithm.name={name}: .*{missing}"):
         learner({"name": name})

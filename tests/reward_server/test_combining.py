@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from reward_server.combine_config import check_names
 from reward_server.combining import Clip, Gate, Normalise, Product, Route, Rule, Sum, outcome_of
@@ -127,3 +130,11 @@ def test_a_combination_that_cannot_work_is_refused_at_load(combine: dict[str, An
 def test_names_may_be_used_before_they_are_defined() -> None:
     config = RewardConfig.model_validate({"scorers": [{"name": "a", "combine": {"op": "clip", "of": "b", "low": 0}}, {"name": "b", "combine": {"op": "clip", "of": "right", "low": 0}}, RIGHT_ONE]})
     check_names({each.name: each.combine for each in config.scorers if each.combine}, [each.name for each in config.scorers])
+
+
+def test_every_list_of_scorers_in_the_documentation_is_one() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if block.startswith("scorers:")]
+    assert len(blocks) >= 3
+    for block in blocks:
+        RewardConfig.model_validate(yaml.safe_load(block))

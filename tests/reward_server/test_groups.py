@@ -144,6 +144,26 @@ async def test_a_group_is_asked_for_over_the_wire_and_its_end_is_told() -> None:
         await server.stop(0)
 
 
+async def test_groups_beyond_max_pending_wait_for_room() -> None:
+    async with plane_of({"name": "mine", "use": "user_functions:longest", "whole_group": True, "limit_s": 0.6}, workers=2) as plane:
+        servicer = RewardServicer(plane, max_pending=2, max_pending_bytes=1 << 20)
+        server = rpc.Server("127.0.0.1:0", [lambda grpc_server: add_RewardServiceServicer_to_server(servicer, grpc_server)])
+        await server.start()
+        async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
+            stub = RewardServiceStub(channel)
+            ends: list[str] = []
+
+            async def ask(*completions: str) -> None:
+                await stub.ScoreGroup(pb.ScoreGroupRequest(completions=completions), timeout=20)
+                ends.append(completions[0])
+
+            first = asyncio.create_task(ask("sleep", "x"))  # holds the room until its limit
+            await asyncio.sleep(0.2)
+            await asyncio.gather(first, ask("a"))
+        await server.stop(0)
+    assert ends == ["sleep", "a"]
+
+
 REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([LENGTH, {"name": "g", "group": {"op": "rank", "of": "nobody"}}], "scorer 'g' asks 'nobody', which is none of the scorers"),
     ([LENGTH, {"name": "g", "group": {"op": "rank", "of": "g"}}], "asks 'g', which compares whole groups"),

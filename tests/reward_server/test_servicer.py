@@ -65,7 +65,19 @@ async def test_batches_are_answered_item_by_item(make_stub: MakeStub) -> None:
     assert {int(each.id): each.reward.score.value for each in answers} == {number: float(number) for number in range(130)}
 
 
+async def test_one_of_thirty_two_that_raises_or_sleeps_costs_its_own_score_only(make_stub: MakeStub) -> None:
+    # faults.md 102, 106
+    stub = await make_stub(spec("behaves", limit_s=2.0))
+    for bad, reason in (("raise", trajectory_pb2.UNSCORED_REASON_ERROR), ("sleep", trajectory_pb2.UNSCORED_REASON_TIMEOUT)):
+        answers = await score(stub, [request(number, bad if number == 7 else number) for number in range(32)])
+        assert [answers[str(number)].reward.score.value for number in range(32) if number != 7] == [float(number) for number in range(32) if number != 7]
+        assert answers["7"].reward.unscored.reason == reason
+    (listed,) = (await stub.ListScorers(pb.ListScorersRequest())).scorers
+    assert (listed.num_answered, dict(listed.num_unscored_by_reason)) == (64, {"error": 1, "timeout": 1})
+
+
 async def test_sixteen_streams_with_a_sleeper_each_get_all_their_other_answers_within_two_seconds(make_stub: MakeStub) -> None:
+    # faults.md 102, 123: processes are spawned, beside gRPC's threads
     stub = await make_stub(spec("behaves", limit_s=2.0), spec("one"), max_slow=4)
 
     async def one_stream(stream: int) -> None:
@@ -80,6 +92,7 @@ async def test_sixteen_streams_with_a_sleeper_each_get_all_their_other_answers_w
 
 
 async def test_health_answers_at_once_while_many_streams_are_open_and_scorers_spin() -> None:
+    # faults.md 124
     async with serving(spec("behaves", limit_s=30.0), workers=2) as (address, _), rpc.channel(address) as channel:
         stub = RewardServiceStub(channel)
         streams = [stub.Score() for _ in range(32)]

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from protos.arrays import unpack
-from protos.identity import sample_seed
+from protos.identity import group_seed, sample_seed
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -122,6 +122,7 @@ async def test_a_non_finite_logprob_makes_its_sample_unusable_and_harms_no_other
     from rollout_server import sampling as sampling_module
     from rollout_server import small_engine
 
+    # faults.md 47: of eight samples one carries NaN, one -inf; six arrive usable
     original = sampling_module.draw
     lease = a_lease(0, group_size=8)
     poisoned = {sample_seed(lease.sampling.seed, 2): math.nan, sample_seed(lease.sampling.seed, 5): -math.inf}
@@ -225,3 +226,46 @@ async def test_the_engine_is_never_asked_for_more_than_it_has_room_for(
             most = max(most, running.engine.stats().num_running)
             await asyncio.sleep(0.001)
     assert 3 < most <= 8
+
+
+async def test_samples_named_greedy_are_drawn_at_temperature_0_whatever_the_lease_is_for(
+    start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path
+) -> None:
+    learner.publish(1, tiny_model)
+    training, evaluation = a_lease(0, group_size=3), a_lease(1, group_size=3)
+    training.greedy.append(2)
+    evaluation.greedy.append(0)
+    evaluation.purpose = pb.LEASE_PURPOSE_EVALUATION
+    await learner.lend(training, evaluation)
+    running = await start(**at(learner, reward))
+    await learner.until(lambda: len(learner.submitted) == 6)
+    wanted = [d async for d in running.engine.generate(PROMPT, SamplingSpec(temperature=0, max_new_tokens=8), "probe", stream=False)][-1].token_ids
+    greedy = {(t.group_id, t.sample_index) for t in learner.submitted if list(unpack(t.completion_ids)) == list(wanted)}
+    assert greedy == {("g0", 2), ("g1", 0)}
+
+
+async def test_room_is_counted_in_training_groups_though_an_evaluation_lends_smaller_ones(
+    start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path
+) -> None:
+    learner.publish(1, tiny_model)
+    leases = [a_lease(number, group_size=4 if number == 0 else 1) for number in range(3)]
+    for lease in leases[1:]:
+        lease.purpose = pb.LEASE_PURPOSE_EVALUATION
+    running = await start(**at(learner, reward))
+    for lease in leases:
+        await learner.lend(lease)
+        await learner.until(lambda lease=lease: any(t.group_id == lease.group_id for t in learner.submitted))  # type: ignore[misc]
+    assert running.service.actor is not None and running.service.actor._group_size == 4
+
+
+async def test_four_replicas_draw_sixteen_different_samples_of_one_prompt(start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path) -> None:
+    # faults.md 72: 16 tokens at T = 1 of a model that is next to uniform over its tokens; no seed is an engine's own constant
+    learner.publish(1, tiny_model)
+    for replica in "abcd":
+        await start(**{**at(learner, reward), "replica_id": replica})
+    for number in range(4):
+        lease = a_lease(number, group_size=4, max_new_tokens=16)
+        lease.sampling.seed = group_seed(0, f"g{number:08d}")
+        await learner.lend(lease)
+    await learner.until(lambda: len(learner.submitted) == 16)
+    assert len({bytes(t.completion_ids.data) for t in learner.submitted}) == 16

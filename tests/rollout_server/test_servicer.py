@@ -93,12 +93,14 @@ async def test_a_users_mistake_is_invalid_argument_with_rule_and_value(start: St
 
 
 async def test_a_prompt_one_short_of_the_limit_gets_one_token(start: Start) -> None:
+    # faults.md 75
     running = await start()
     responses = await answers(running.stub, a_request([1] * 255))
     assert len(ids_of(responses)) == 1 and responses[0].effective_sampling.max_new_tokens == 1
 
 
 async def test_a_client_that_gives_up_frees_its_place_within_a_second(start: Start) -> None:
+    # faults.md 126
     running = await start(step_s=0.02)
     with pytest.raises(grpc.aio.AioRpcError, match="Deadline"):
         await answers(running.stub, a_request(max_new_tokens=250), timeout_s=0.5)
@@ -181,6 +183,7 @@ async def test_health_says_serving_once_the_engine_is_up(start: Start) -> None:
 
 
 async def test_the_models_own_generation_config_changes_nothing(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    # faults.md 42: repetition_penalty 1.1, top_k 20, top_p .8 in the model's folder
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     leaky = {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.3, "eos_token_id": list(range(100))}

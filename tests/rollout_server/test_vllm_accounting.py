@@ -1,4 +1,4 @@
-"""The count is final only when the output handler has worked off what arrived before the pause's answer."""
+"""Tokens are counted as they arrive, however far behind the output handler is."""
 
 from __future__ import annotations
 
@@ -6,57 +6,60 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rollout_server.vllm_accounting import Accounting
 
 
-class FakeEngine:
-    """The three inner names of AsyncLLM, with a handler that takes `work_s` for each output."""
-
-    def __init__(self, work_s: float) -> None:
-        self.outputs_queue: asyncio.Queue[int] = asyncio.Queue()
-        self.num_handled = 0
-        self.engine_core = SimpleNamespace(outputs_queue=self.outputs_queue, get_output_async=self.outputs_queue.get)
-        self.output_processor = SimpleNamespace(add_request=lambda request: None, request_states={})
-        self.output_handler: asyncio.Task[None] | None = None
-        self._work_s = work_s
-
-    def start(self) -> None:
-        self.output_handler = asyncio.create_task(self._handle())
-
-    async def _handle(self) -> None:
-        while True:
-            await self.engine_core.get_output_async()
-            await asyncio.sleep(self._work_s)  # vLLM yields between chunks of 128 requests
-            self.num_handled += 1
+def an_engine() -> Any:
+    """The inner names of AsyncLLM, with a handler that never runs."""
+    return SimpleNamespace(
+        engine_core=SimpleNamespace(outputs_queue=asyncio.Queue()), output_processor=SimpleNamespace(add_request=lambda request: None, request_states={})
+    )  # fmt: skip
 
 
-async def test_settle_waits_for_what_is_queued_and_for_what_is_half_handled() -> None:
-    engine = FakeEngine(work_s=0.05)
+def output(request_id: str, num_tokens: int, finish: str | None = None) -> Any:
+    return SimpleNamespace(request_id=request_id, new_token_ids=[7] * num_tokens, finish_reason=finish)
+
+
+def admit(engine: Any, name: str) -> None:
+    engine.output_processor.add_request(SimpleNamespace(external_req_id=name, request_id=f"{name}-inner"))
+
+
+async def test_what_waits_behind_the_handler_is_counted_already() -> None:
+    engine = an_engine()
     accounting = Accounting(engine)
-    engine.start()
-    for output in range(3):
-        engine.outputs_queue.put_nowait(output)
-    await asyncio.wait_for(accounting.settle(), 2)
-    assert engine.num_handled == 3
+    admit(engine, "a")
+    admit(engine, "b")
+    assert accounting.num_drawn() == {"a": 0, "b": 0}
+    engine.engine_core.outputs_queue.put_nowait(SimpleNamespace(outputs=[output("a-inner", 1), output("b-inner", 2)]))
+    await engine.engine_core.outputs_queue.put(SimpleNamespace(outputs=[output("a-inner", 3), output("stranger", 9)]))
+    assert accounting.num_drawn() == {"a": 4, "b": 2}
+    assert engine.engine_core.outputs_queue.qsize() == 2  # the handler still gets them all
 
 
-async def test_settle_returns_at_once_when_no_request_was_ever_made_or_the_handler_is_dead() -> None:
-    engine = FakeEngine(work_s=0)
+async def test_a_finished_or_forgotten_request_is_not_counted_and_a_dead_engine_s_message_is_no_output() -> None:
+    engine = an_engine()
     accounting = Accounting(engine)
-    await asyncio.wait_for(accounting.settle(), 0.5)
-    engine.outputs_queue.put_nowait(0)
-    engine.start()
-    assert engine.output_handler is not None
-    engine.output_handler.cancel()
-    await asyncio.sleep(0)
-    await asyncio.wait_for(accounting.settle(), 0.5)
+    admit(engine, "a")
+    admit(engine, "b")
+    engine.engine_core.outputs_queue.put_nowait(SimpleNamespace(outputs=[output("a-inner", 1, "stop")]))
+    accounting.forget("b")
+    engine.engine_core.outputs_queue.put_nowait(SimpleNamespace(outputs=[output("a-inner", 1), output("b-inner", 1)]))
+    engine.engine_core.outputs_queue.put_nowait(RuntimeError("the engine died"))
+    assert accounting.num_drawn() == {} and accounting.was_admitted("a") and not accounting.was_admitted("b")
 
 
-def test_a_request_is_known_once_admitted_until_forgotten() -> None:
-    engine: Any = FakeEngine(work_s=0)
+async def test_a_request_is_known_once_admitted_until_forgotten() -> None:
+    engine = an_engine()
     accounting = Accounting(engine)
     assert not accounting.was_admitted("a")
-    engine.output_processor.add_request(SimpleNamespace(external_req_id="a"))
+    admit(engine, "a")
     assert accounting.was_admitted("a")
     accounting.forget("a")
     assert not accounting.was_admitted("a")
+
+
+def test_a_vllm_without_the_queue_is_refused() -> None:
+    with pytest.raises(AssertionError, match="no engine_core.outputs_queue"):
+        Accounting(SimpleNamespace(engine_core=SimpleNamespace(), output_processor=None))

@@ -12,6 +12,7 @@ import pytest_asyncio
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import EngineUnavailableError, SamplingSpec
 from rollout_server.vllm_engine import VllmEngine
+from rollout_server.weights.driver import CommitError
 from tests.rollout_server import reference
 from tests.rollout_server.reference import Sample, largest_difference
 
@@ -128,7 +129,7 @@ async def test_an_update_mid_generation_draws_before_it_from_old_weights_and_aft
     await weights.commit(version)
     await asyncio.gather(*[sample.task for sample in samples])
     new = reference.load(weights.served)
-    assert engine.last_commit == ("pause", "apply", "flush", "settle", "version", "resume")  # faults.md 30
+    assert engine.last_commit == ("pause", "apply", "flush", "version", "resume")  # faults.md 30
     for sample in samples:
         assert sample.last is not None and sample.last.finish == "length" and len(sample.ids) == 400
         before, after = sample.last.spans
@@ -200,6 +201,29 @@ async def test_requests_made_around_an_update_lose_nothing(engine: VllmEngine, w
             assert largest_difference(sample.logprobs[span.start : span.end], expected[span.start : span.end]) < 1e-4
 
 
+async def test_an_update_with_the_same_bytes_changes_no_token_and_no_log_prob(engine: VllmEngine, weights: Weights) -> None:  # faults.md 10
+    before = await drawn(engine, PROMPT, 8, temperature=0.0)
+    for _ in range(2):
+        await reference.update(engine, weights.served, engine.loaded_version + 1)
+    after = await drawn(engine, PROMPT, 8, temperature=0.0)
+    assert after.ids == before.ids and largest_difference(after.logprobs, before.logprobs) < 1e-5
+
+
+@pytest.mark.slow
+async def test_the_fifth_update_is_as_exact_as_the_first(engine: VllmEngine, weights: Weights) -> None:  # faults.md 28
+    for update in range(5):
+        await weights.commit(await weights.stage())
+        sample = await drawn(engine, [*PROMPT[:48], update], update)
+        assert largest_difference(sample.logprobs, reference.logprobs(reference.load(weights.served), [*PROMPT[:48], update], sample.ids)) < 1e-4
+
+
+async def test_the_probe_is_a_forward_pass_under_the_loaded_weights(engine: VllmEngine, weights: Weights) -> None:
+    for _ in range(2):  # the prompt's own cache is never used
+        values = await engine.probe(PROMPT)
+        assert largest_difference(values, reference.logprobs(reference.load(weights.served), PROMPT[:1], PROMPT[1:])) < 1e-4
+        await weights.commit(await weights.stage())
+
+
 async def test_an_update_of_another_model_is_refused_by_name_before_anything_is_touched(
     engine: VllmEngine, weights: Weights, tmp_path: Path
 ) -> None:
@@ -229,3 +253,16 @@ async def test_a_pause_that_fails_leaves_the_old_version_serving(engine: VllmEng
         await engine.commit(version)
     assert engine.loaded_version == version - 1
     assert len((await drawn(engine, PROMPT, 2)).ids) == 24
+
+
+async def test_a_cache_that_will_not_be_flushed_is_no_success(engine: VllmEngine, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:  # faults.md 29
+    """Last: the engine stays paused, as a replica that serves nothing."""
+    version = await weights.stage()
+
+    async def refuses(**_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(engine._engine, "reset_prefix_cache", refuses)
+    with pytest.raises(CommitError, match="failed after apply: RuntimeError: vLLM refused to flush its prefix cache"):
+        await engine.commit(version)
+    assert engine.loaded_version == version - 1

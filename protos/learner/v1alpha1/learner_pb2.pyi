@@ -29,6 +29,12 @@ class UpdatePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UPDATE_PHASE_LOADED: _ClassVar[UpdatePhase]
     UPDATE_PHASE_FAILED: _ClassVar[UpdatePhase]
 
+class LeasePurpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEASE_PURPOSE_UNSPECIFIED: _ClassVar[LeasePurpose]
+    LEASE_PURPOSE_TRAINING: _ClassVar[LeasePurpose]
+    LEASE_PURPOSE_EVALUATION: _ClassVar[LeasePurpose]
+
 class ReceiptStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RECEIPT_STATUS_UNSPECIFIED: _ClassVar[ReceiptStatus]
@@ -47,6 +53,9 @@ UPDATE_PHASE_DECLINED: UpdatePhase
 UPDATE_PHASE_RECEIVED: UpdatePhase
 UPDATE_PHASE_LOADED: UpdatePhase
 UPDATE_PHASE_FAILED: UpdatePhase
+LEASE_PURPOSE_UNSPECIFIED: LeasePurpose
+LEASE_PURPOSE_TRAINING: LeasePurpose
+LEASE_PURPOSE_EVALUATION: LeasePurpose
 RECEIPT_STATUS_UNSPECIFIED: ReceiptStatus
 RECEIPT_STATUS_ACCEPTED: ReceiptStatus
 RECEIPT_STATUS_DUPLICATE: ReceiptStatus
@@ -272,7 +281,7 @@ class LeaseGroupsRequest(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_groups: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "group_id", "seq", "attempt", "prompt_id", "prompt_ids", "prompt_text", "fields", "group_size", "done", "sampling", "least_version", "lapse_s")
+    __slots__ = ("lease_id", "group_id", "seq", "attempt", "prompt_id", "prompt_ids", "prompt_text", "fields", "group_size", "done", "sampling", "least_version", "lapse_s", "purpose", "greedy")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +295,8 @@ class Lease(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     LEAST_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAPSE_S_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    GREEDY_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     seq: int
@@ -299,7 +310,9 @@ class Lease(_message.Message):
     sampling: _trajectory_pb2.SamplingParams
     least_version: int
     lapse_s: float
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_id: _Optional[str] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., prompt_text: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., group_size: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., least_version: _Optional[int] = ..., lapse_s: _Optional[float] = ...) -> None: ...
+    purpose: LeasePurpose
+    greedy: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_id: _Optional[str] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., prompt_text: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., group_size: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., least_version: _Optional[int] = ..., lapse_s: _Optional[float] = ..., purpose: _Optional[_Union[LeasePurpose, str]] = ..., greedy: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseGroupsResponse(_message.Message):
     __slots__ = ("leases",)
@@ -377,7 +390,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat")
+    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "evaluation")
     class Replica(_message.Message):
         __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens", "quarantined", "failures_in_row")
         REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
@@ -419,6 +432,13 @@ class GetStatusResponse(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class NumUnusableEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class DataSet(_message.Message):
         __slots__ = ("name", "num_prompts", "num_given", "ended", "prompts_by_class", "counters")
         class PromptsByClassEntry(_message.Message):
@@ -448,6 +468,33 @@ class GetStatusResponse(_message.Message):
         prompts_by_class: _containers.ScalarMap[str, int]
         counters: _containers.ScalarMap[str, int]
         def __init__(self, name: _Optional[str] = ..., num_prompts: _Optional[int] = ..., num_given: _Optional[int] = ..., ended: _Optional[bool] = ..., prompts_by_class: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    class Evaluation(_message.Message):
+        __slots__ = ("running", "policy_step", "version", "num_wanted", "num_leased", "num_scored", "num_unscored", "num_lost", "num_open", "num_postponed", "last", "last_step")
+        RUNNING_FIELD_NUMBER: _ClassVar[int]
+        POLICY_STEP_FIELD_NUMBER: _ClassVar[int]
+        VERSION_FIELD_NUMBER: _ClassVar[int]
+        NUM_WANTED_FIELD_NUMBER: _ClassVar[int]
+        NUM_LEASED_FIELD_NUMBER: _ClassVar[int]
+        NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
+        NUM_UNSCORED_FIELD_NUMBER: _ClassVar[int]
+        NUM_LOST_FIELD_NUMBER: _ClassVar[int]
+        NUM_OPEN_FIELD_NUMBER: _ClassVar[int]
+        NUM_POSTPONED_FIELD_NUMBER: _ClassVar[int]
+        LAST_FIELD_NUMBER: _ClassVar[int]
+        LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+        running: bool
+        policy_step: int
+        version: int
+        num_wanted: int
+        num_leased: int
+        num_scored: int
+        num_unscored: int
+        num_lost: int
+        num_open: int
+        num_postponed: int
+        last: str
+        last_step: int
+        def __init__(self, running: _Optional[bool] = ..., policy_step: _Optional[int] = ..., version: _Optional[int] = ..., num_wanted: _Optional[int] = ..., num_leased: _Optional[int] = ..., num_scored: _Optional[int] = ..., num_unscored: _Optional[int] = ..., num_lost: _Optional[int] = ..., num_open: _Optional[int] = ..., num_postponed: _Optional[int] = ..., last: _Optional[str] = ..., last_step: _Optional[int] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
@@ -462,11 +509,13 @@ class GetStatusResponse(_message.Message):
     TRAINED_TOKENS_BY_STALENESS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNUSABLE_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ALARM_FIELD_NUMBER: _ClassVar[int]
     DATA_SETS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_FLAT_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     newest_version: int
     lineage: int
@@ -481,9 +530,11 @@ class GetStatusResponse(_message.Message):
     trained_tokens_by_staleness: _containers.ScalarMap[int, int]
     num_waiting: int
     num_refused: int
+    num_unusable: _containers.ScalarMap[str, int]
     run_dir: str
     finished: bool
     alarm: str
     data_sets: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.DataSet]
     num_kept_flat: int
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ...) -> None: ...
+    evaluation: GetStatusResponse.Evaluation
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ...) -> None: ...

@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/manifest/v1alpha1/manifest.proto\x12\x18protos.manifest.v1alpha1\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\"\xaf\x01\n\x05Slice\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x15\n\rtensor_offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\r\n\x05owner\x18\x04 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x05 \x01(\r\x12\x15\n\rbucket_offset\x18\x06 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x04\x12\x10\n\x08num_runs\x18\x08 \x01(\x04\x12\x14\n\x0cstride_bytes\x18\t \x01(\x04\"M\n\x06\x42ucket\x12\r\n\x05owner\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ile_offset\x18\x03 \x01(\x04\x12\x0c\n\x04root\x18\x04 \x01(\r\"?\n\x05Probe\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x11\n\ttolerance\x18\x03 \x01(\x02\"\xba\x02\n\x08Manifest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x04\x12\x13\n\x0bpolicy_step\x18\x03 \x01(\x04\x12\x31\n\x07tensors\x18\x04 \x03(\x0b\x32 .protos.manifest.v1alpha1.Tensor\x12/\n\x06slices\x18\x05 \x03(\x0b\x32\x1f.protos.manifest.v1alpha1.Slice\x12\x31\n\x07\x62uckets\x18\x06 \x03(\x0b\x32 .protos.manifest.v1alpha1.Bucket\x12\x30\n\x06verify\x18\x07 \x01(\x0e\x32 .protos.manifest.v1alpha1.Verify\x12.\n\x05probe\x18\x08 \x01(\x0b\x32\x1f.protos.manifest.v1alpha1.Probe\"?\n\tDeltaPlan\x12\x32\n\x05steps\x18\x01 \x03(\x0b\x32#.protos.manifest.v1alpha1.DeltaStep\"H\n\tDeltaStep\x12\x14\n\x0c\x66rom_version\x18\x01 \x01(\x04\x12\x12\n\nto_version\x18\x02 \x01(\x04\x12\x11\n\tnum_parts\x18\x03 \x01(\r\"\x85\x01\n\tDeltaPart\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x12\n\nword_bytes\x18\x04 \x01(\r\x12\x13\n\x0bnum_changed\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x04*X\n\x06Verify\x12\x16\n\x12VERIFY_UNSPECIFIED\x10\x00\x12\x0e\n\nVERIFY_OFF\x10\x01\x12\x11\n\rVERIFY_DIGEST\x10\x02\x12\x13\n\x0fVERIFY_LOGPROBS\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/manifest/v1alpha1/manifest.proto\x12\x18protos.manifest.v1alpha1\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\"\xaf\x01\n\x05Slice\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x15\n\rtensor_offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\r\n\x05owner\x18\x04 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x05 \x01(\r\x12\x15\n\rbucket_offset\x18\x06 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x04\x12\x10\n\x08num_runs\x18\x08 \x01(\x04\x12\x14\n\x0cstride_bytes\x18\t \x01(\x04\"M\n\x06\x42ucket\x12\r\n\x05owner\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ile_offset\x18\x03 \x01(\x04\x12\x0c\n\x04root\x18\x04 \x01(\r\"?\n\x05Probe\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x11\n\ttolerance\x18\x03 \x01(\x02\"\xee\x02\n\x08Manifest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x04\x12\x13\n\x0bpolicy_step\x18\x03 \x01(\x04\x12\x31\n\x07tensors\x18\x04 \x03(\x0b\x32 .protos.manifest.v1alpha1.Tensor\x12/\n\x06slices\x18\x05 \x03(\x0b\x32\x1f.protos.manifest.v1alpha1.Slice\x12\x31\n\x07\x62uckets\x18\x06 \x03(\x0b\x32 .protos.manifest.v1alpha1.Bucket\x12\x30\n\x06verify\x18\x07 \x01(\x0e\x32 .protos.manifest.v1alpha1.Verify\x12.\n\x05probe\x18\x08 \x01(\x0b\x32\x1f.protos.manifest.v1alpha1.Probe\x12\x32\n\x07\x61\x64\x61pter\x18\t \x01(\x0b\x32!.protos.manifest.v1alpha1.Adapter\"\x90\x01\n\x07\x41\x64\x61pter\x12?\n\x07scaling\x18\x01 \x03(\x0b\x32..protos.manifest.v1alpha1.Adapter.ScalingEntry\x12\x14\n\x0cserved_dtype\x18\x02 \x01(\t\x1a.\n\x0cScalingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"?\n\tDeltaPlan\x12\x32\n\x05steps\x18\x01 \x03(\x0b\x32#.protos.manifest.v1alpha1.DeltaStep\"H\n\tDeltaStep\x12\x14\n\x0c\x66rom_version\x18\x01 \x01(\x04\x12\x12\n\nto_version\x18\x02 \x01(\x04\x12\x11\n\tnum_parts\x18\x03 \x01(\r\"\x85\x01\n\tDeltaPart\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x12\n\nword_bytes\x18\x04 \x01(\r\x12\x13\n\x0bnum_changed\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x04*X\n\x06Verify\x12\x16\n\x12VERIFY_UNSPECIFIED\x10\x00\x12\x0e\n\nVERIFY_OFF\x10\x01\x12\x11\n\rVERIFY_DIGEST\x10\x02\x12\x13\n\x0fVERIFY_LOGPROBS\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.manifest.v1alpha1.manifest_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFY']._serialized_start=1037
-  _globals['_VERIFY']._serialized_end=1125
+  _globals['_ADAPTER_SCALINGENTRY']._loaded_options = None
+  _globals['_ADAPTER_SCALINGENTRY']._serialized_options = b'8\001'
+  _globals['_VERIFY']._serialized_start=1236
+  _globals['_VERIFY']._serialized_end=1324
   _globals['_TENSOR']._serialized_start=69
   _globals['_TENSOR']._serialized_end=121
   _globals['_SLICE']._serialized_start=124
@@ -42,11 +44,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBE']._serialized_start=380
   _globals['_PROBE']._serialized_end=443
   _globals['_MANIFEST']._serialized_start=446
-  _globals['_MANIFEST']._serialized_end=760
-  _globals['_DELTAPLAN']._serialized_start=762
-  _globals['_DELTAPLAN']._serialized_end=825
-  _globals['_DELTASTEP']._serialized_start=827
-  _globals['_DELTASTEP']._serialized_end=899
-  _globals['_DELTAPART']._serialized_start=902
-  _globals['_DELTAPART']._serialized_end=1035
+  _globals['_MANIFEST']._serialized_end=812
+  _globals['_ADAPTER']._serialized_start=815
+  _globals['_ADAPTER']._serialized_end=959
+  _globals['_ADAPTER_SCALINGENTRY']._serialized_start=913
+  _globals['_ADAPTER_SCALINGENTRY']._serialized_end=959
+  _globals['_DELTAPLAN']._serialized_start=961
+  _globals['_DELTAPLAN']._serialized_end=1024
+  _globals['_DELTASTEP']._serialized_start=1026
+  _globals['_DELTASTEP']._serialized_end=1098
+  _globals['_DELTAPART']._serialized_start=1101
+  _globals['_DELTAPART']._serialized_end=1234
 # @@protoc_insertion_point(module_scope)

@@ -73,7 +73,7 @@ class Probe(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("version", "lineage", "policy_step", "tensors", "slices", "buckets", "verify", "probe")
+    __slots__ = ("version", "lineage", "policy_step", "tensors", "slices", "buckets", "verify", "probe", "adapter")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     POLICY_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Manifest(_message.Message):
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     version: int
     lineage: int
     policy_step: int
@@ -90,7 +91,23 @@ class Manifest(_message.Message):
     buckets: _containers.RepeatedCompositeFieldContainer[Bucket]
     verify: Verify
     probe: Probe
-    def __init__(self, version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., verify: _Optional[_Union[Verify, str]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    adapter: Adapter
+    def __init__(self, version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., verify: _Optional[_Union[Verify, str]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("scaling", "served_dtype")
+    class ScalingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SCALING_FIELD_NUMBER: _ClassVar[int]
+    SERVED_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    scaling: _containers.ScalarMap[str, float]
+    served_dtype: str
+    def __init__(self, scaling: _Optional[_Mapping[str, float]] = ..., served_dtype: _Optional[str] = ...) -> None: ...
 
 class DeltaPlan(_message.Message):
     __slots__ = ("steps",)

@@ -83,7 +83,7 @@ class RewardServiceServicer:
 
     def ScoreGroup(self, request, context):
         """Scores all samples of one prompt together, for scorers that compare them; a scorer of single samples is asked for each.
-        Blocks until every sample has an outcome; idempotent. A sample that cannot be scored is an outcome (Unscored), never a status.
+        Blocks until every sample has an outcome, and before that while `max_pending` samples of groups are being scored; idempotent. A sample that cannot be scored is an outcome (Unscored), never a status.
         Statuses: UNAVAILABLE (draining or restarting: ask another server, or again), INVALID_ARGUMENT (no completions: do not retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -42,6 +42,7 @@ FAULTS = (
     Fault(kind="denominator", module="gpg", old="for group in groups if has_signal(group.rewards))", new="for group in groups)"),
     Fault(kind="normalised together", module="several_rewards", old="normalize=True", new="normalize=False"),
     Fault(kind="sign", module="pass_at_k", old="(1 - mean - subsets_of_wrong)", new="(mean - 1 - subsets_of_wrong)"),
+    Fault(kind="mask: a sample's last token looks into the next sample", module="gae", old="(sequence[1:] == sequence[:-1])", new="(sequence[1:] >= sequence[:-1])"),
     Fault(kind="shift: value of the same step", module="gae", old="gamma * next_value", new="gamma * float(values[t])"),
     Fault(kind="shift: discounted by tokens", module="returns", old="token_returns(turn_rewards, gamma=gamma)[turn]", new="token_returns(turn_rewards[turn], gamma=gamma)"),
     Fault(kind="sign of the ratio", module="policy_loss", old="ratio_of(logprob - old)", new="ratio_of(old - logprob)"),

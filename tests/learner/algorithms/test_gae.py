@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.gae import generalized_advantages
+from learner.algorithms.gae import generalized_advantages, packed_advantages
 from tests.learner.algorithms import slopes
 
 
@@ -28,6 +29,17 @@ def test_it_is_the_sum_of_discounted_differences(steps: list[tuple[float, float]
     delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
     expected = [sum((gamma * lam) ** (u - t) * delta[u] for u in range(t, len(r))) for t in range(len(r))]
     assert generalized_advantages(slopes.vector(r), slopes.vector(v[:-1]), gamma=gamma, lam=lam)[0].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.lists(st.tuples(slopes.numbers, slopes.numbers), min_size=1, max_size=6), max_size=5), st.floats(0, 1), st.floats(0, 1))
+def test_a_row_of_samples_gives_what_each_gives_by_itself(samples: list[list[tuple[float, float]]], gamma: float, lam: float) -> None:
+    flat = [token for sample in samples for token in sample]
+    sequence = torch.tensor([number for number, sample in enumerate(samples) for _ in sample], dtype=torch.int64)
+    rewards, values = slopes.vector([r for r, _ in flat]), slopes.vector([v for _, v in flat])
+    advantages, returns = packed_advantages(rewards, values, sequence, gamma=gamma, lam=lam)
+    alone = [generalized_advantages(slopes.vector([r for r, _ in sample]), slopes.vector([v for _, v in sample]), gamma=gamma, lam=lam) for sample in samples]
+    assert advantages.tolist() == pytest.approx([float(a) for own, _ in alone for a in own], abs=1e-9)
+    assert returns.tolist() == pytest.approx([float(r) for _, own in alone for r in own], abs=1e-9)
 
 
 def test_without_a_critic_and_discount_it_is_the_reward_to_go() -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from learner.gateway.groups import SampleFacts, verdict
 from tests.learner.gateway.picking_run import Run, prompts
 
 
 def run_of(num: int, rates: dict[int, float], **limits: object) -> Run:
     return Run(data={"prompts": "x", "shuffle": False}, sets={"": prompts(num)}, rates=rates, limits={"zero_signal": True, **limits})
+
+
+@pytest.mark.parametrize(("rewards", "dropped"), [((0.4, 0.4, 0.4, 0.4), "zero_signal"), ((0.3, 0.5, 0.4, 0.4), ""), ((1.0, 1.0, 1.0, 1.0), "zero_signal"), ((1.0, 1.0, 1.0, 1.0 + 1e-7), "zero_signal")])
+def test_the_spread_decides_and_not_the_mean(rewards: tuple[float, ...], dropped: str) -> None:
+    # faults.md 65, 66
+    samples = {index: SampleFacts(reward=reward, num_prompt_tokens=1, num_completion_tokens=1, num_trained_tokens=1, spans=((1, 1),)) for index, reward in enumerate(rewards)}
+    assert verdict(samples, min_usable=2, zero_signal=True, unscored="drop_sample") == dropped
 
 
 def test_nine_of_ten_prompts_without_signal_leave_every_batch_full_of_signal() -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deploy.audit.program import audit
 from deploy.status import lines
 from learner.config import LearnerConfig
@@ -58,6 +60,14 @@ async def test_groups_carry_their_sets_name_size_and_length_all_the_way(tmp_path
     (config.run_dir / "resolved" / "learner.json").write_text(config.model_dump_json())
     result = audit(config.run_dir)
     assert [str(finding) for finding in result.findings.found if not str(finding).startswith("a cut is whole: ")] == []  # a fake trainer's files are no model
+
+
+async def test_a_field_that_the_sets_name_would_hide_is_refused(tmp_path: Path) -> None:
+    config = two_sets(tmp_path)
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "w5", "data_set": "mine"}) + "\n")
+    with pytest.raises(ValueError, match=r"data.sets.long.prompts=.*: prompt '1' has a field `data_set`, .* give it another name with data.sets.long.fields"):
+        async with running(config) as gateway:
+            await eventually(lambda: gateway._shelf.failure is not None)
 
 
 async def test_a_gateway_that_was_killed_goes_on_with_the_next_prompt_of_each_set(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from tests.learner.gateway.gateway_harness import Actor, Trainer, config_in, eventually, running
@@ -200,3 +203,30 @@ async def test_a_replica_that_says_it_has_a_version_of_the_future_counts_as_havi
         await prepared(a)
         assert list((await begin).members) == ["a"]
         await a.leave()
+
+
+async def test_half_of_the_fleet_is_told_to_commit_and_the_other_half_once_it_has_loaded(tmp_path: Path) -> None:
+    push = {"transport": "gloo", "prepare_s": 0.4, "collective_timeout_s": 2.0, "deadline_s": 4.0, "generating_share": 0.5}
+    config = config_in(tmp_path, push=push)
+    async with running(config) as gateway:
+        address = f"127.0.0.1:{gateway.port}"
+        trainer, a, b = Trainer(address, tmp_path / "shm"), Actor(address, config, "a"), Actor(address, config, "b")
+        await trainer.register()
+        await trainer.close(0)
+        for actor in (a, b):
+            await actor.attend(loaded_version=0)
+        settling = asyncio.create_task(trainer.begin(1))
+        await asyncio.gather(prepared(a), prepared(b))
+        epoch = (await settling).epoch
+        ending = asyncio.create_task(trainer.end(epoch))
+        assert (await received(a)).hold and (await a.order("commit_update")).epoch == epoch
+        assert (await received(b)).hold
+        assert not (await ending).retry  # the epoch is over when everybody has the bytes
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(b.order("commit_update"), 0.3)
+        await a.report(epoch, 1, pb.UPDATE_PHASE_LOADED)
+        assert (await b.order("commit_update")).epoch == epoch
+        loads = [json.loads(line) for line in (config.run_dir / "loads.jsonl").read_text().splitlines()]
+        assert [(line["replica_id"], line["version"], line["epoch"]) for line in loads] == [("a", 1, epoch)]
+        for actor in (a, b):
+            await actor.leave()

@@ -165,6 +165,7 @@ def test_a_goodbye_counts_no_attempt() -> None:
 
 
 def test_the_first_sample_of_an_identity_wins_and_later_ones_are_acknowledged() -> None:
+    # faults.md 73
     ledger = started()
     (name,) = opened(ledger, 1)
     first = ledger.submit(name, 0, facts(0.5))
@@ -176,6 +177,7 @@ def test_the_first_sample_of_an_identity_wins_and_later_ones_are_acknowledged() 
 
 
 def test_a_late_original_is_accepted_when_it_is_first_and_ends_the_second_lease() -> None:
+    # faults.md 73: the other order
     ledger = started()
     (name,) = opened(ledger, 1)
     ledger.expire(10.0)
@@ -228,6 +230,7 @@ def test_facts_that_cannot_be_true_are_refused() -> None:
 
 @pytest.mark.parametrize(("num_usable", "outcome"), [(0, "dropped"), (1, "dropped"), (2, "complete"), (3, "complete"), (4, "complete")])
 def test_a_group_needs_min_usable_usable_samples(num_usable: int, outcome: str) -> None:
+    # faults.md 62: of four samples 1 usable is dropped and counted, 2 and 3 are a group of 2 and of 3
     ledger = started(group_size=4, min_usable=2)
     (name,) = opened(ledger, 1)
     rewards = tuple(float(index) if index < num_usable else None for index in range(4))
@@ -258,6 +261,7 @@ def test_one_unscored_sample_drops_its_group_where_that_is_the_rule() -> None:
     ],
 )
 def test_zero_signal_is_a_spread_below_a_millionth_among_usable_samples(rewards: tuple[float | None, ...], kept: bool) -> None:
+    # faults.md 65, 66: the spread is tested, not the mean
     ledger = started(group_size=4, zero_signal=True)
     (name,) = opened(ledger, 1)
     answer = completed(ledger, name, rewards)
@@ -290,6 +294,30 @@ def test_a_completion_of_only_the_stop_token_is_trained() -> None:
     assert plan.tokens == ((0, 16),)  # 5 + 1 + 5 + 5
 
 
+def test_with_nine_flat_groups_in_ten_every_batch_still_has_all_its_groups_with_signal() -> None:
+    # faults.md 68: 90 % of prompts are constant; the batch is as large as ever, and nothing hangs
+    ledger = started(groups_per_step=2, zero_signal=True, max_consecutive_drops=20)
+    lent = 0
+    for step in range(3):
+        while (plan := ledger.form(step)[0]) is None:
+            completed(ledger, opened(ledger, 1)[0], (0.0, 1.0) if lent % 10 == 9 else (1.0, 1.0), version=step + 1)
+            lent += 1
+        rewards = [row.facts.reward for row in ledger.table(plan)]
+        assert rewards == [0.0, 1.0, 0.0, 1.0] and ledger.exhausted == ""
+        ledger.publish(step + 1)
+    assert (lent, ledger.counts().dropped, ledger.counts().trained) == (60, {"zero_signal": 54}, 6)
+
+
+def test_two_rows_of_one_sample_are_one_sample() -> None:
+    # faults.md 71: G = 3; rollout r1 comes in two rows, r2 in one: the group is not complete, and its baseline is that of {1, 0}
+    ledger = started(groups_per_step=1, group_size=3)
+    (name,) = opened(ledger, 1)
+    statuses = [ledger.submit(name, index, facts(reward)).status for index, reward in ((0, 1.0), (0, 1.0), (1, 0.0))]
+    assert statuses == ["accepted", "duplicate", "accepted"] and ledger.form(0)[0] is None
+    group = ledger.group(name)
+    assert group is not None and [one.reward for one in group.usable()] == [1.0, 0.0]  # mean .5, not .667
+
+
 def test_too_many_drops_in_a_row_name_the_rule_the_count_and_the_way_out() -> None:
     ledger = started(max_consecutive_drops=2, zero_signal=True)
     for _ in range(2):
@@ -300,6 +328,7 @@ def test_too_many_drops_in_a_row_name_the_rule_the_count_and_the_way_out() -> No
         completed(ledger, opened(ledger, 1)[0], (1.0, 1.0))
     assert ledger.exhausted == ""
     completed(ledger, opened(ledger, 1)[0], (1.0, 1.0))
+    # faults.md 68: nothing but constant prompts ends the run with a message
     assert "3 groups were dropped one after another, more than filter.max_consecutive_drops=2 (dropped so far: zero_signal: 5)" in ledger.exhausted
     assert "loosen `filter`" in ledger.exhausted
 

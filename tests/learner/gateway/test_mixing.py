@@ -40,6 +40,15 @@ def test_two_to_one_is_a_pattern_of_three() -> None:
     assert run.rows("a") == [0, 1, 2, 3, 0, 1] and run.rows("b") == [4, 5, 4]  # b's rows follow a's in the catalog
 
 
+def test_asking_for_the_next_prompt_changes_nothing() -> None:
+    run = Run(data={"sets": {"a": {"prompts": "x"}, "b": {"prompts": "y"}}}, sets={"a": prompts(4), "b": prompts(2)})
+    before = run.ledger.state()
+    assert run.picker.next(run.ledger.account.history, 0) == run.picker.next(run.ledger.account.history, 0)
+    assert run.ledger.state() == before
+    run.open()
+    run.kill(from_records=True)
+
+
 def test_a_set_that_has_ended_leaves_its_share_to_the_others_and_the_run_ends_with_the_last() -> None:
     data = {"shuffle": False, "sets": {"a": {"prompts": "x", "epochs": 1}, "b": {"prompts": "y", "epochs": 2}, "c": {"prompts": "z", "epochs": 1, "weight": 2}}}
     run = Run(data=data, sets={"a": prompts(1), "b": prompts(3), "c": prompts(2)})
@@ -73,6 +82,7 @@ def test_shares_are_as_exact_from_the_moment_that_a_set_ends(sets: list[tuple[in
         if record["type"] != "opened":
             continue
         if found := record.get("pick", {}).get("ended"):
+            assert not set(found) & set(ended)  # each ends once
             ended += found
             counts = Counter(dict.fromkeys(names, 0))
         counts[record["data_set"]] += 1

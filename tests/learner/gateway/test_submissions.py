@@ -13,6 +13,7 @@ from learner.gateway.catalog import Shelf
 from learner.gateway.ledger import Ledger
 from learner.gateway.submissions import Receipt, Submissions
 from learner.gateway.terms import Limits
+from learner.gateway.unscored import UnscoredShare
 from protos.arrays import pack_ids
 from protos.learner.v1alpha1 import learner_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -28,6 +29,7 @@ class HeldBooks:
         self.ledger.open_group(holder="a", lease_id="l", now=0.0, lapse_at=1.0, prompt_id="p", prompt_row=0)
         self.journal = self
         self.batches: list[tuple[list[int], asyncio.Future[Any]]] = []
+        self.unscored = UnscoredShare(most=None)
 
     async def drained(self) -> None:
         pass

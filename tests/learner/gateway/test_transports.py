@@ -63,6 +63,13 @@ def test_every_transport_has_its_group_and_every_worker_a_rank_and_a_name() -> N
     assert {member[0]: (spec.transport, spec.receiver_rank) for member, spec in groups.specs.items()} == {"a": (NCCL, 1), "b": (IPC, 1), "c": (NCCL, 3)}
 
 
+def test_a_rebuilt_group_is_announced_as_the_first_one_was_but_for_its_key() -> None:  # faults.md 26
+    first, again = (make_groups(pb.GroupSpec(group_key=key, num_owners=2, collective_timeout_s=60, store_host="h", store_port=7), [(A, GLOO, 2), (B, GLOO, 1)]).specs[A] for key in ("7-1", "7-2"))
+    assert (first.group_key, again.group_key) == ("7-1", "7-2")
+    again.group_key = first.group_key
+    assert first == again
+
+
 def test_half_of_the_fleet_goes_on_drawing_while_the_other_half_applies() -> None:
     waves = Waves(generating_share=0.5)
     assert waves.begin(4, (A, B, C), num_attending=4)  # two places

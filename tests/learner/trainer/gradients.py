@@ -16,7 +16,8 @@ from learner.config import OptimizerConfig
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer, Update
 from learner.trainer.samples import Sample
-from learner.trainer.update import StepResult, train_step
+from learner.trainer.tally import StepResult
+from learner.trainer.update import train_step
 from tests.learner.trainer import rig
 
 # Choices over the whole batch: ranks must make the same ones, and those that one rank would make.
@@ -35,7 +36,7 @@ class Keeping(Optimizer):
 
     def update(self) -> Update:
         self.gradients = {name: whole(p.grad) for name, p in self.parameters.items() if p.grad is not None}
-        self.adamw.zero_grad(set_to_none=True)
+        self.zero_grad()
         return Update(grad_norm=0.0, lr=0.0, skipped=False)
 
 

@@ -20,7 +20,8 @@ from learner.trainer.model import Policy, load_policy
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.packing import WeightedSample, dummy_row, pack
-from learner.trainer.update import StepResult, train_step
+from learner.trainer.tally import StepResult
+from learner.trainer.update import train_step
 from learner.trainer.world import World
 from tests.learner.trainer import rig
 from tests.learner.trainer.gradients import Keeping, whole

@@ -82,3 +82,16 @@ def test_more_positions_than_targets_are_refused() -> None:
         token_logprobs(torch.ones(6, 2), torch.ones(3, 2), None, torch.zeros(3, dtype=torch.int64), head=Head(temperature=1.0))
     with pytest.raises(ValueError, match="temperature must be above 0"):
         Head(temperature=0.0)
+
+
+def test_a_head_that_changes_in_place_is_read_anew_and_keeps_its_dtype() -> None:
+    # faults.md 45: no cast copy of the head is kept from call to call, and a tied embedding is not cast with it
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(4, 8, dtype=torch.bfloat16), torch.randn(6, 8, dtype=torch.bfloat16)
+    target = torch.tensor([0, 1, 2, 3])
+    before = token_logprobs(hidden, weight, None, target, head=Head(temperature=1.0))
+    weight.add_(torch.randn(6, 8).to(torch.bfloat16))
+    after = token_logprobs(hidden, weight, None, target, head=Head(temperature=1.0))
+    fresh = torch.log_softmax((hidden @ weight.T).float(), dim=1).gather(1, target[:, None])[:, 0]
+    assert not torch.equal(before, after) and weight.dtype == torch.bfloat16 and after.dtype == torch.float32
+    assert torch.allclose(after, fresh, atol=0.05)

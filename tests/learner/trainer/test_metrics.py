@@ -15,7 +15,7 @@ from learner.trainer.metrics import summary_of_batch, summary_of_result
 from learner.trainer.publish import Published
 from learner.trainer.record import Recorder
 from learner.trainer.table import Entry
-from learner.trainer.update import StepResult
+from learner.trainer.tally import StepResult
 from learner.weights.plan import make_plan
 from learner.weights.push import PushMetrics
 from learner.weights.snapshot import Snapshot
@@ -50,6 +50,14 @@ def test_rewards_are_those_of_usable_samples_and_the_rest_is_named() -> None:
     assert (summary["reward_mean"], summary["reward_std"], summary["reward_parts"]) == (0.5, 0.5, {"format": 0.5})
     assert summary["unusable"] == {"unscored": 1} and summary["mixed_version_samples"] == 1
     assert summary["staleness"] == {"0": 3, "1": 11} and summary["dropped"] == {"unusable": 2} and summary["groups"] == ["g"]
+
+
+def test_each_named_data_set_has_its_own_numbers() -> None:
+    table = (entry(0, data_set="math"), entry(1, data_set="math", truncated=True), entry(0, group_id="h", data_set="code", reward=3.0), entry(1, group_id="h", data_set="code", usable=False, unusable_reason="unscored"))
+    sets = summary_of_batch(batch(*table))["data_sets"]
+    assert sets["math"] == {"num_groups": 1, "reward_mean": 0.5, "trained_tokens": 8, "truncated_share": 0.5, "zero_signal_share": 0.0}
+    assert sets["code"] == {"num_groups": 1, "reward_mean": 3.0, "trained_tokens": 4, "truncated_share": 0.0, "zero_signal_share": 1.0}
+    assert "data_sets" not in summary_of_batch(batch(entry(0)))
 
 
 def test_a_step_without_signal_says_so() -> None:

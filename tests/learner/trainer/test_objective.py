@@ -18,7 +18,8 @@ from learner.presets import PRESETS
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.samples import Sample
-from learner.trainer.update import StepResult, train_step
+from learner.trainer.tally import StepResult
+from learner.trainer.update import train_step
 from tests.learner.trainer import rig
 from tests.learner.trainer.gradients import gradients, whole
 

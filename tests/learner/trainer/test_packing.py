@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.trainer.mask import PROMPT, attention_mask
-from learner.trainer.packing import Row, WeightedSample, dummy_row, pack
+from learner.trainer.packing import Plan, Row, WeightedSample, dummy_row, pack
 from learner.trainer.samples import Sample
 from tests.learner.trainer import rig
 
@@ -123,3 +123,22 @@ def test_a_log_prob_that_is_not_finite_is_refused() -> None:
     # faults.md 47
     with pytest.raises(ValueError, match="not finite"):
         Sample(group_id="g", sample_index=0, prompt_ids=torch.tensor([1]), completion_ids=torch.tensor([1]), behaviour=torch.tensor([float("nan")]), loss_mask=torch.tensor([True]))
+
+
+def test_rows_that_other_ranks_need_too_are_filled_evenly_by_cost() -> None:
+    # faults.md 92: inputs of 60, 30, 30 and 20 tokens need two rows of 100; where another rank has three, the three carry 60, 50 (30 + 20) and 30
+    made = [sample([1], list(range(1, n + 1)), group=str(i)) for i, n in enumerate((60, 30, 30, 20))]
+    plan = Plan(made, row_tokens=100, share_prefix=True)
+    assert plan.num_rows == 2
+    assert sorted(row.ids.numel() for row in plan.rows(num_rows=3)) == [30, 50, 60]
+    # one token as dear as ten pairs: 60 tokens cost 60 + 1830 / 10 = 243, the three others 76.5, 76.5 and 41 together: all on the other row
+    assert sorted(row.ids.numel() for row in plan.rows(num_rows=2, pairs_per_token=10)) == [60, 80]
+    assert len(plan.rows(num_rows=9)) == 4  # no more than there are documents
+
+
+def test_where_even_rows_would_not_fit_the_first_ones_stay() -> None:
+    # 60, 50, 40, 30, 20 into two rows of 100: evenly 60 | 50 + 40, 30 to the first (90), and 20 fits nowhere; first fit has three rows
+    made = [sample([1], list(range(1, n + 1)), group=str(i)) for i, n in enumerate((60, 50, 40, 30, 20))]
+    plan = Plan(made, row_tokens=100, share_prefix=True)
+    rows = plan.rows(num_rows=plan.num_rows)
+    assert sum(row.num_targets for row in rows) == 200 and all(row.ids.numel() <= 100 for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -81,3 +82,14 @@ def test_samples_of_advantage_zero_are_trained_where_the_objective_has_a_gradien
     table = [entry("g", i, 0.5, staleness=i) for i in range(2)]
     (made,) = grouped(table, trains_all=lambda entry: True)
     assert dict(made.advantages) == {("g", 0): 0.0, ("g", 1): 0.0} and dict(made.staleness) == {("g", 0): 0, ("g", 1): 1}
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2, 0.7024), (4, 0.4490), (8, 0.2007), (16, 0.0403)])
+def test_the_share_of_groups_without_signal_is_what_chance_makes_it(size: int, expected: float) -> None:
+    # faults.md 69: p = .1819, p^G + (1 - p)^G; here over every number of right answers, each weighed by its chance
+    p = 0.1819
+    share = 0.0
+    for right in range(size + 1):
+        group = [entry("g", index, float(index < right)) for index in range(size)]
+        share += math.comb(size, right) * p**right * (1 - p) ** (size - right) * zero_signal_share(group)
+    assert share == pytest.approx(expected, abs=5e-5)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from learner.trainer.checkpoint import random_state, seed_all, set_random_state
-from learner.trainer.optimizer import warmup_lr
 from tests.learner.trainer import rig, two_ranks
 
 pytestmark = pytest.mark.timeout(240)  # two processes that import torch and transformers, on cores that others use too
@@ -75,13 +74,6 @@ def test_a_cut_holds_the_state_of_its_moment_and_restores_at_another_world_size(
     for name, tensor in states["next_state"].items():
         torch.testing.assert_close(later[name], tensor, atol=1e-6, rtol=1e-6, msg=name)
     assert (optimizer.num_updates, optimizer.num_skipped) == (3, 1)
-
-
-def test_warm_up_counts_updates() -> None:
-    # faults.md 115: four updates a step, warm-up over 100, after step 10: the next is update 41 of 100 (.11 would count steps, .81 twice)
-    assert [warmup_lr(1.0, num_updates=n, warmup_updates=4) for n in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert warmup_lr(1.0, num_updates=0, warmup_updates=0) == 1.0
-    assert warmup_lr(1.0, num_updates=4 * 10, warmup_updates=100) == pytest.approx(0.41)
 
 
 def test_random_state_goes_on_where_it_was() -> None:

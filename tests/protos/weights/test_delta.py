@@ -18,7 +18,7 @@ def test_the_example_of_the_page() -> None:
     assert delta.encode(old, new, word_bytes=2) is None  # 4 + 2 + 4 bytes are more than 8
     old, new = (np.concatenate([side, side[:2].repeat(8)]) for side in (old, new))
     new[8:] = old[8:]
-    assert delta.encode(old, new, word_bytes=2) == (bytes([0, 0, 0, 0, 1, 1, 7, 0, 9, 0]), 2)
+    assert delta.encode(old, new, word_bytes=2) == (bytes([0, 0, 0, 0, 7, 0, 9, 0, 1, 1]), 2)
 
 
 def test_words_that_lie_far_are_named_with_how_much_farther() -> None:
@@ -27,7 +27,7 @@ def test_words_that_lie_far_are_named_with_how_much_farther() -> None:
     new[[0, 256, 513, 1024]] = 1  # 0, 255, 256 = 255 + 1 and 510 = 255 + 255 words skipped
     encoded = delta.encode(old.view(np.uint8), new.view(np.uint8), word_bytes=2)
     far = np.array([2, 2, 3, 1, 255], dtype=np.uint32).tobytes()  # L, two indices, two distances
-    assert encoded == (far + bytes([0, 255, 255, 255]) + new[[0, 256, 513, 1024]].tobytes(), 4)
+    assert encoded == (far + new[[0, 256, 513, 1024]].tobytes() + bytes([0, 255, 255, 255]), 4)
 
 
 @given(
@@ -78,10 +78,10 @@ NONE_FAR = bytes(4)
     ("data", "num", "size"),
     [
         (NONE_FAR + b"\x00\x01", 1, 8),  # half a value
-        (NONE_FAR + b"\x09\x01\x00", 1, 8),  # word 9 of 4
-        (b"\x01\x00\x00\x00" + b"\x05\x00\x00\x00" + b"\x01\x00\x00\x00" + b"\x00\x01\x00", 1, 8),  # the sixth of one changed word
+        (NONE_FAR + b"\x01\x00\x09", 1, 8),  # word 9 of 4
+        (b"\x01\x00\x00\x00" + b"\x05\x00\x00\x00" + b"\x01\x00\x00\x00" + b"\x01\x00\x00", 1, 8),  # the sixth of one changed word
         (b"", 1, 8),
-        (NONE_FAR + b"\x00\x00\x01\x00\x02\x00", 2, 2),  # two words for a block of one
+        (NONE_FAR + b"\x01\x00\x02\x00\x00\x00", 2, 2),  # two words for a block of one
     ],
 )
 def test_data_that_does_not_fit_changes_nothing(data: bytes, num: int, size: int) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from protos import rpc
+from protos.reward.v1alpha1 import reward_pb2, reward_pb2_grpc
 from reward_server.outcome import Scored, Unscored
 from tests.reward_server.conftest import serving, spec
 from tests.reward_server.endpoints.conftest import plane_of, score
@@ -39,6 +41,36 @@ async def test_a_caller_that_goes_stops_the_work_on_the_far_side(tmp_path: Path)
         await _until(lambda: pool.accounts[0].num_busy + pool.accounts[0].num_slow == 0)
         for each in waiting:
             each.cancel()
+
+
+class Trickle(reward_pb2_grpc.RewardServiceServicer):
+    """Answers something nobody asked for, again and again."""
+
+    def __init__(self) -> None:
+        self.num_ended = 0
+
+    async def ScoreBatch(self, request_iterator: Any, context: Any) -> Any:
+        try:
+            while True:
+                yield reward_pb2.ScoreBatchResponse(responses=[reward_pb2.ScoreResponse(id="another")])
+                await asyncio.sleep(0.05)
+        finally:
+            self.num_ended += 1
+
+
+async def test_a_server_that_trickles_for_ever_is_cut_at_the_wall_clock() -> None:
+    # faults.md 127, 126
+    trickle = Trickle()
+    server = rpc.Server("127.0.0.1:0", [lambda grpc_server: reward_pb2_grpc.add_RewardServiceServicer_to_server(trickle, grpc_server)])
+    await server.start()
+    try:
+        async with plane_of({**far(f"127.0.0.1:{server.port}", attempt_s=0.6), "limit_s": 0.6}) as plane:
+            began_s = asyncio.get_running_loop().time()
+            outcome = await score(plane, "1")
+            assert isinstance(outcome, Unscored) and outcome.reason == "timeout" and 0.55 < asyncio.get_running_loop().time() - began_s < 3.0
+            await _until(lambda: trickle.num_ended >= 1)
+    finally:
+        await server.stop(0.0)
 
 
 async def test_nobody_there_is_unavailable() -> None:

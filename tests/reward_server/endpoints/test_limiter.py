@@ -85,3 +85,16 @@ def test_a_judge_of_ten_a_second_scores_a_hundred_without_refusing_one() -> None
             arrived_s.append(now_s)
     most = max(sum(start <= other < start + 1.0 - 1e-6 for other in arrived_s) for start in arrived_s)
     assert most == 10 and now_s == pytest.approx(9.9)
+
+
+def test_waves_that_are_turned_away_do_not_raise_the_limit() -> None:
+    # faults.md 125: limit 1, three waves of four: one begins in each, three do not
+    limiter = Limiter(limits=Limits(concurrency=1))
+    for wave in range(3):
+        began = 0
+        for _ in range(4):
+            if limiter.wait_s(float(wave)) == 0.0:
+                limiter.begin(float(wave))
+                began += 1
+        assert began == 1 and limiter.num_running == 1
+        limiter.end(is_success=True)

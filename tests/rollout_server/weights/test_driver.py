@@ -28,6 +28,7 @@ class RecordingEngine:
         self.hold_receive.set()
         self.staged = b""
         self.stage_error: Exception | None = None
+        self.probed: list[float] = []
 
     async def receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         self.calls.append("receive")
@@ -52,6 +53,10 @@ class RecordingEngine:
         self.calls += ["flush", "version", "resume"]
         self.loaded_version = version
         return CommitTimes(pause_s=0.25)
+
+    async def probe(self, token_ids: list[int]) -> list[float]:
+        self.calls.append("probe")
+        return self.probed
 
     async def discard(self) -> None:
         self.calls.append("discard")
@@ -156,6 +161,25 @@ async def test_a_commit_that_broke_makes_the_replica_stale_until_a_fetch_succeed
         assert not driver.stale
     assert source.asked == [(9, 0)]  # what it has is not to be built on
     assert engine.staged == b"ab" and source.mirror.version == 9
+
+
+@pytest.mark.parametrize(("probed", "phase"), [([-1.0, -2.1], "LOADED"), ([-1.0, -2.5], "FAILED")])
+async def test_a_probe_prompt_is_held_against_the_trainer_s_log_probs_after_the_commit(probed: list[float], phase: str) -> None:
+    engine = RecordingEngine(loaded_version=8)
+    engine.probed = probed
+    order = begin(4, 9)
+    # Mean differences 0.05 and 0.25.
+    order.begin_transfer.manifest.verify = manifest_pb2.VERIFY_LOGPROBS
+    order.begin_transfer.manifest.probe.CopyFrom(manifest_pb2.Probe(token_ids=[3, 4, 5], logprobs=[-1.0, -2.0], tolerance=0.1))
+    async with Running(engine) as driver:
+        driver.welcome(8)
+        driver.order(prepare(4, 9))
+        driver.order(order)
+        reports = [await asyncio.wait_for(driver.next_report(), 5) for _ in range(3)]
+        assert pb.UpdatePhase.Name(reports[-1].phase) == f"UPDATE_PHASE_{phase}"
+        assert driver.stale == (phase == "FAILED")
+        assert phase == "LOADED" or "differ from the trainer's by 0.25 in the mean, more than 0.1" in reports[-1].detail
+    assert engine.calls[:7] == ["receive", "pause", "apply", "flush", "version", "resume", "probe"]
 
 
 async def test_a_commit_refused_before_weights_were_touched_leaves_the_old_version_serving() -> None:

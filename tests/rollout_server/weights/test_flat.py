@@ -101,6 +101,18 @@ def test_packed_or_transposed_parameters_and_unknown_names_are_not_plain() -> No
         make_plan(served(FUSED), SHAPES, None)
 
 
+def test_some_tensors_alone_leave_the_other_parameters_as_they_are() -> None:
+    model, tensors = served(FUSED), checkpoint(1)
+    load(model, tensors)
+    plan, new = make_plan(model, SHAPES, ENGINE), checkpoint(2)["model.layers.0.self_attn.k_proj.weight"]
+    plan.prepare_some([("model.layers.0.self_attn.k_proj.weight", new)])()
+    expected = served(FUSED)
+    load(expected, {**tensors, "model.layers.0.self_attn.k_proj.weight": new})
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+    with pytest.raises(NotPlain, match="the plan does not know model.other"):
+        plan.prepare_some([("model.other", new)])
+
+
 def test_a_version_with_a_tensor_less_is_refused_before_the_pause() -> None:
     plan = make_plan(served(FUSED), SHAPES, ENGINE)
     tensors = checkpoint(2)

@@ -103,7 +103,7 @@ def test_a_replica_that_has_the_version_declines_and_one_that_fetches_an_older_o
     assert (after.phase, after.epoch, after.version, after.newest) == (Phase.PREPARED, 6, 10, 10)
 
 
-def test_begin_of_another_epoch_or_version_is_answered_with_a_failure_that_says_both() -> None:
+def test_begin_of_another_epoch_or_version_is_answered_with_a_failure_that_says_both() -> None:  # faults.md 24
     _, actions = advance(STATES[Phase.PREPARED], Event(kind=EventKind.BEGIN, epoch=5, version=9))
     assert actions[0].kind is ActionKind.REPORT_FAILED
     assert actions[0].detail == "epoch 5 was not prepared: the replica is PREPARED with epoch 4, version 9"
