@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,8 @@ def add_adapters(causal_lm: nn.Module, config: LoraConfig) -> None:
         import peft
     except ImportError as error:
         raise ValueError('trainer.lora needs the package peft: pip install "headrace[lora]"') from error
-    options = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.targets), init_lora_weights=False)
+    alpha: Any = config.alpha  # peft says int and takes any number
+    options = peft.LoraConfig(r=config.rank, lora_alpha=alpha, target_modules=list(config.targets), init_lora_weights=False)
     try:
         with on_meta():
             peft.inject_adapter_in_model(options, causal_lm)
