@@ -133,7 +133,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions, critic))
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions, critic), objective.control.state())
         if critic is not None:
             critic.restored()
         if restored != registration.policy_step:
@@ -157,7 +157,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         optimizer=optimizer,
         critic=critic,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher, probe=_probe(config, policy, world)),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), limit_s=config.checkpoint.save_s),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), control=objective.control.state(), limit_s=config.checkpoint.save_s),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,
