@@ -120,7 +120,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         objective = objective_of_run(config)
         policy = load_policy(
             model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
-            engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
+            engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze, lora=config.trainer.lora, seed=config.seed,
         )  # fmt: skip
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer, total_updates=config.total_updates)
         companions = load_companions(config, policy, model_dir, world)
