@@ -10,7 +10,6 @@ from torch._dynamo.testing import CompileCounter
 from transformers import LlamaConfig
 
 from learner.config import TrainerConfig
-from learner.trainer import engine as engine_module
 from learner.trainer.engine import (
     Engine,
     engine_of,
@@ -71,7 +70,7 @@ def test_a_token_is_worth_so_many_pairs() -> None:
 
 def test_layers_are_compiled_once_for_all_rows_of_a_length_and_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     counter, compile_ = CompileCounter(), torch.compile
-    monkeypatch.setattr(engine_module.torch, "compile", lambda function, **options: compile_(function, backend=counter, **options))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend=counter, **options))
     plain, fast = model(), model()
     engine = Engine(attention="flex", compile=True, unit_tokens=128)
     prepare_layers(layers_of(fast), engine)
