@@ -70,10 +70,11 @@ def test_a_token_is_worth_so_many_pairs() -> None:
 
 def test_layers_are_compiled_once_for_all_rows_of_a_length_and_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     counter, compile_ = CompileCounter(), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend=counter, **options))
     plain, fast = model(), model()
     engine = Engine(attention="flex", compile=True, unit_tokens=128)
-    prepare_layers(layers_of(fast), engine)
+    with monkeypatch.context() as patch:  # the kernel itself, uncompiled here, calls torch.compile too
+        patch.setattr(torch, "compile", lambda function, **options: compile_(function, backend=counter, **options))
+        prepare_layers(layers_of(fast), engine)
     with torch.no_grad():
         for seed in range(3):
             for row in pack([WeightedSample(sample=s, advantage=1.0) for s in rig.samples(6, 4, seed=seed)], row_tokens=100, share_prefix=True):
