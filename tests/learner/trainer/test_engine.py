@@ -70,6 +70,8 @@ def test_a_token_is_worth_so_many_pairs() -> None:
 
 def test_layers_are_compiled_once_for_all_rows_of_a_length_and_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     counter, compile_ = CompileCounter(), torch.compile
+    dynamo: Any = torch._dynamo.config
+    monkeypatch.setattr(dynamo, "disable", False)  # tests/conftest.py turns it off, for vLLM's sake
     plain, fast = model(), model()
     engine = Engine(attention="flex", compile=True, unit_tokens=128)
     with monkeypatch.context() as patch:  # the kernel itself, uncompiled here, calls torch.compile too
