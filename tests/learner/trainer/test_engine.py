@@ -6,20 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from learner.config import TrainerConfig
-from learner.trainer.engine import (
-    Engine,
-    engine_of,
-    fitted,
-    pairs_per_token,
-    unit_of,
-)
+from learner.trainer.engine import Engine, engine_of, fitted, pairs_per_token, unit_of
+from tests.learner.trainer.compiled_rows import model
 
+ROOT = Path(__file__).resolve().parents[3]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
