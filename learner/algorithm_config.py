@@ -160,6 +160,13 @@ class CorrectionConfig(Section):
         return self
 
 
+class AdaptiveKl(Section):
+    """The pull grows while the KL is over a target and shrinks while it is under (Ziegler et al. 2019)."""
+
+    target: float = Field(gt=0, description="mean KL of a token, in nats, by `estimator`")
+    horizon_steps: float = Field(100.0, gt=0, description="the factor changes by at most 0.2 / horizon_steps a step")
+
+
 class KlConfig(Section):
     """A pull towards another policy."""
 
@@ -174,6 +181,7 @@ class KlConfig(Section):
     every_steps: Count | None = Field(None, description="of periodic: steps between two copies of the policy")
     decay: float | None = Field(None, gt=0, lt=1, description="of ema, a step")
     offload: bool = Field(True, description="the second model waits in CPU memory between its passes")
+    adaptive: AdaptiveKl | None = Field(None, description="`coefficient` is what it starts from; None: it stays")
 
     @model_validator(mode="after")
     def _contradictions(self) -> KlConfig:

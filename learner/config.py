@@ -113,6 +113,14 @@ class CriticConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (peft) in place of training the weights; replicas get the merged weights."""
+
+    rank: Count = 16
+    alpha: float = Field(32.0, gt=0, description="the product of the adapters is scaled by alpha / rank")
+    targets: tuple[str, ...] = Field(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1, description="names of linear modules")
+
+
 class TrainerConfig(Section):
     """Ranks, precision and packing."""
 
@@ -129,8 +137,15 @@ class TrainerConfig(Section):
     recompute_every: Count = Field(2, description="of selective: one layer in so many")
     head_dtype: Literal["compute", "float32"] = Field("compute", description="of the logits: rounded to compute_dtype, or not")
     freeze: tuple[str, ...] = Field((), description="patterns (regular expressions) of parameter names that are not trained")
+    lora: LoraConfig | None = Field(None, description="None: the weights themselves are trained")
     reshard: bool | None = Field(None, description="a layer's gathered weights are freed after its forward pass and gathered again for backward; None: unless one rank holds all of them and recomputes nothing")
     offload: bool = Field(False, description="weights, gradients and optimizer state rest in CPU memory, CUDA only")
+
+    @model_validator(mode="after")
+    def _one_kind_of_freezing(self) -> TrainerConfig:
+        if self.lora is not None and self.freeze:
+            raise ValueError(f"trainer.freeze={list(self.freeze)} with trainer.lora: adapters alone are trained and every weight is frozen; leave freeze out, or name fewer lora.targets")
+        return self
 
 
 class KeepBest(Section):

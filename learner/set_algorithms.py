@@ -40,6 +40,8 @@ def algorithm_of_set(run: AlgorithmConfig, own: Mapping[str, Any], *, key: str) 
 
 
 def _check_kl(own: KlConfig | None, run: KlConfig | None, key: str) -> None:
+    if own is not None and own.adaptive is not None and own.adaptive != (run and run.adaptive):
+        raise ValueError(f"{key}.kl.adaptive differs from algorithm.kl.adaptive: one factor follows the KL of the whole run; set it in algorithm.kl, or leave it out here")
     if own is None or own.reference == "behaviour":
         return
     for name in _SECOND_MODEL:

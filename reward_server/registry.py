@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reward_server import scorers
+from reward_server.batched import Batched, is_batch
 
 ENTRY_POINTS = "headrace.scorers"
 ScoreFunction = Callable[[str, Any, dict[str, Any]], Any]  # of prompt, completion (of a scorer of groups: a list of them), fields
@@ -49,7 +50,14 @@ def load(use: str, args: dict[str, Any]) -> Loaded:
         args = _of_declared_types(use, function, args)
     if check is not None:
         check(**args)
-    return Loaded(call=partial(function, **args), is_async=_is_async(function), description=_first_line(function), version=_version(function), is_deterministic=bool(getattr(function, "is_deterministic", True)))
+    call: Callable[..., Any] = partial(function, **args)
+    return Loaded(
+        call=Batched(call) if is_batch(function) else call,
+        is_async=is_batch(function) or _is_async(function),
+        description=_first_line(function),
+        version=_version(function),
+        is_deterministic=bool(getattr(function, "is_deterministic", True)),
+    )
 
 
 def _built_in(name: str) -> tuple[Callable[..., Any], Callable[..., None] | None]:

@@ -29,12 +29,13 @@ from reward_server.config import CacheConfig, RewardConfig, ScorerConfig
 from reward_server.endpoint_config import GrpcConfig, HttpConfig, RemoteConfig
 from reward_server.endpoints.batching import BatchRule
 from reward_server.endpoints.breaker import BreakerRule
-from reward_server.endpoints.endpoint import Endpoint, Policy
+from reward_server.endpoints.endpoint import Endpoint
 from reward_server.endpoints.grpc_dialect import GrpcDialect
 from reward_server.endpoints.hedging import HedgeRule
 from reward_server.endpoints.http_dialect import HttpClient, HttpDialect
 from reward_server.endpoints.judge_dialect import JudgeDialect
 from reward_server.endpoints.limiter import Limits
+from reward_server.endpoints.policy import Policy
 from reward_server.endpoints.retrying import RetryRule
 from reward_server.environment import scrubbed
 from reward_server.group_config import GroupConfig, RankConfig

@@ -21,7 +21,7 @@ from protos.resources import Gpus
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.security import resolve
 from protos.weights.folder import Place
-from protos.weights.mirror import Mirror
+from protos.weights.mirror import PREFIX, Mirror, sweep
 from rollout_server.actor import Actor
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -56,7 +56,7 @@ class Service:
         self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
         self.actor: Actor | None = None
         self._security = resolve(config.security, address=config.address)
-        self.mirror = Mirror(Path(config.mirror_dir) / f"headrace-mirror-{self._replica_id}-{self._incarnation}")
+        self.mirror = Mirror(Path(config.mirror_dir) / f"{PREFIX}{self._replica_id}-{self._incarnation}")
         servicer = RolloutServicer(
             self.replica, self._tokens, mirror=self.mirror, replica_id=self._replica_id, model=config.model, learner=config.learner,
             refused=lambda: self.server.guard.num_refused,
@@ -81,6 +81,8 @@ class Service:
         await self.server.start()
         if self._address_file is not None:
             _write_atomically(self._address_file, self.address)
+        for name in sweep(Path(self._config.mirror_dir)):
+            logger.info("removed %s, which a replica that is gone left behind", name)
         try:
             await self.exporter.start()
             await self._until_stopped(self.replica.start())

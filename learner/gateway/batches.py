@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import grpc
 
 from learner.gateway.account import Plan
-from learner.gateway.assign import owners
+from learner.gateway.assign import group_cost, owners
 from learner.gateway.attendance import Attendance
 from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
@@ -205,11 +205,11 @@ class Batches:
         return Decision(policy_step=policy_step, end_of_run=plan is None, table=table, stats=stats)
 
     def _assign(self, rows: list[Row], num_ranks: int) -> tuple[tuple[Row, int], ...]:
-        groups: dict[str, int] = {}
+        groups: dict[str, list[Row]] = {row.group_id: [] for row in rows}
         for row in rows:
-            size = row.facts.num_prompt_tokens + row.facts.num_completion_tokens if row.facts.usable else 0
-            groups[row.group_id] = groups.get(row.group_id, 0) + size
-        owner = dict(zip(groups, owners(list(groups.values()), num_ranks), strict=True))
+            groups[row.group_id] += [row] if row.facts.usable else []
+        costs = [group_cost(max((row.facts.num_prompt_tokens for row in own), default=0), [row.facts.num_completion_tokens for row in own]) for own in groups.values()]
+        owner = dict(zip(groups, owners(costs, num_ranks), strict=True))
         if self._shuffle_rewards:
             rows = [row for group in groups for row in shuffled([r for r in rows if r.group_id == group], self._seed)]
         return tuple((row, owner[row.group_id]) for row in rows)

@@ -120,7 +120,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         objective = objective_of_run(config)
         policy = load_policy(
             model_dir, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature,
-            engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze,
+            engine=engine_of(config.trainer, world.device), freeze=config.trainer.freeze, lora=config.trainer.lora, seed=config.seed,
         )  # fmt: skip
         optimizer = Optimizer(policy.causal_lm.named_parameters(), config.optimizer, total_updates=config.total_updates)
         companions = load_companions(config, policy, model_dir, world)
@@ -133,7 +133,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     registration = feed.register(world.size)
     seed_all(config.seed + world.rank)
     if registration.cut_dir:
-        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions, critic))
+        restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions, critic), objective.control.state())
         if critic is not None:
             critic.restored()
         if restored != registration.policy_step:
@@ -157,7 +157,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         optimizer=optimizer,
         critic=critic,
         publisher=Publisher(feed=feed, writer=writer, pusher=pusher, probe=_probe(config, policy, world)),
-        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), limit_s=config.checkpoint.save_s),
+        saver=Saver(folder=config.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), control=objective.control.state(), limit_s=config.checkpoint.save_s),
         recorder=Recorder(config.run_dir, active=world.rank == 0, clip=config.algorithm.ratio_bounds, shaping=lambda table: shaping_of(table, objective)),
         clock=Clock(),
         stop=stop,

@@ -45,12 +45,15 @@ _LATE_S = 120.0  # for the verdicts beyond the parts' limits
 _SAID_CHARS = 400  # of an error, told to the other ranks
 
 
-def training_state(model: nn.Module, optimizer: Optimizer, policy_step: int, reference: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+def training_state(
+    model: nn.Module, optimizer: Optimizer, policy_step: int, reference: Mapping[str, Tensor] | None = None, control: Mapping[str, Tensor] | None = None
+) -> dict[str, Any]:
     """Everything a cut holds, as tensors that share memory with the live ones (loading writes into them).
 
-    reference: weights of a KL reference that follows the policy; None or empty: there is none.
+    reference: weights of a KL reference that follows the policy; control: numbers that follow what was measured; None or empty: there are none.
     """
     return {
+        **({"control": dict(control)} if control else {}),
         **({"reference": dict(reference)} if reference else {}),
         "model": {name: parameter.detach() for name, parameter in model.named_parameters()},
         "optimizer": optimizer.state(),
@@ -98,13 +101,14 @@ def set_random_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def restore(folder: Path, model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor] | None = None) -> int:
+def restore(folder: Path, model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor] | None = None, control: Mapping[str, Tensor] | None = None) -> int:
     """Loads a cut into model and optimizer, at any world size; its policy step. Collective.
 
-    Ranks beyond the number that saved keep the random state they have.
+    Ranks beyond the number that saved keep the random state they have; a control that the cut knows nothing of stays as it is.
     """
-    state = training_state(model, optimizer, 0, reference)
     saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    known = {name: value for name, value in (control or {}).items() if f"control.{name}" in saved}
+    state = training_state(model, optimizer, 0, reference, known)
     own = f"random.rank-{dist.get_rank()}.torch"
     if own not in saved:
         del state["random"]
@@ -187,11 +191,11 @@ class Saver:
 
     def __init__(
         self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save,
-        reference: Callable[[], Mapping[str, Tensor]] = dict, limit_s: float = 1800.0,
+        reference: Callable[[], Mapping[str, Tensor]] = dict, control: Mapping[str, Tensor] | None = None, limit_s: float = 1800.0,
     ) -> None:  # fmt: skip
-        """Collective. reference: its weights now, see training_state. limit_s: each part of a save (copy, write, mark) has failed after this."""
+        """Collective. reference: its weights now; control: see training_state. limit_s: each part of a save (copy, write, mark) has failed after this."""
         self._folder, self._model, self._optimizer, self._feed, self._write = folder, model, optimizer, feed, write
-        self._reference, self._limit_s = reference, limit_s
+        self._reference, self._control, self._limit_s = reference, control, limit_s
         self._thread: threading.Thread | None = None
         self._ends_s = 0.0  # of time.monotonic: when the running save has ended, however it went
         self._number = 0  # of the newest save
@@ -214,7 +218,7 @@ class Saver:
             self._meeting = _meet(self._limit_s)
         self._number += 1
         self._ends_s = started + 2 * self._limit_s + max(self._limit_s, _MARK_S) + _LATE_S
-        state = None if stuck else training_state(self._model, self._optimizer, policy_step, self._reference())
+        state = None if stuck else training_state(self._model, self._optimizer, policy_step, self._reference(), self._control)
         self._copied.clear()
         self._thread = threading.Thread(target=self._save, args=(self._number, self._meeting, policy_step, state, started), name="save", daemon=True)
         self._thread.start()

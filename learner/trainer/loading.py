@@ -16,6 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner.trainer.attention import NAME
+from learner.weights.lora import base_parameters, served_name
 
 
 def build_on_meta(folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -61,11 +62,12 @@ def load_weights(model: nn.Module, folder: Path, device: torch.device, *, buffer
 
 
 def fill_weights(model: nn.Module, folder: Path, *, prefix: str = "") -> None:
-    """Every parameter and persistent buffer from folder/*.safetensors, where names begin with prefix; tensors under other prefixes are left. Raises as load_weights."""
-    parameters = dict(model.named_parameters())
+    """Every parameter and persistent buffer from folder/*.safetensors, where names begin with prefix (adapters are in no file); tensors under other prefixes are left. Raises as load_weights."""
+    parameters = dict(base_parameters(model))
     with WeightFiles(folder) as files:
         aliases = _aliases(model, parameters)
-        persistent = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters and name not in aliases}
+        held_names = {served_name(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+        persistent = {name: tensor for name, tensor in held_names.items() if name not in parameters and name not in aliases}
         held = {name.removeprefix(prefix) for name in files.names() if name.startswith(prefix)}
         _compare_names(set(parameters) | set(persistent), set(aliases), held, folder)
         for name, tensor in [*parameters.items(), *persistent.items()]:
@@ -95,7 +97,7 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 def _aliases(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, str]:
     """Other names of parameters that are tied, alias to the name that named_parameters gives."""
     names = {id(parameter): name for name, parameter in parameters.items()}
-    every = dict(model.named_parameters(remove_duplicate=False))
+    every = {served_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in names}
     return {alias: names[id(parameter)] for alias, parameter in every.items() if alias not in parameters}
 
 

@@ -70,6 +70,7 @@ def run(parts: Parts, step: int) -> End:
         faultpoints.point("trainer_update")
         step, leaving = step + 1, any_rank(parts.stop.is_set())
         parts.saver.settle()  # a step without signal has made no update, which would have waited
+        parts.objective.control.follow(result.sums)
         for companion in parts.companions.values():
             companion.follow(parts.policy, step)
         will_save = leaving or save_is_due(step, every_steps=config.checkpoint.every_steps, last_step=config.steps)
@@ -78,7 +79,7 @@ def run(parts: Parts, step: int) -> End:
         if will_save:
             with clock.time("save"):
                 parts.saver.start(step)
-        parts.recorder.step(batch, result, published, parts.saver.report, parts.publisher.pusher.metrics(), clock.take())
+        parts.recorder.step(batch, result, published, parts.saver.report, parts.publisher.pusher.metrics(), clock.take(), kl_factor=parts.objective.control.factor if parts.objective.control.state() else None)
     return End(published=published, finished=False)
 
 

@@ -57,7 +57,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
 def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) -> dict[str, Any]:
     """Loss, norm, clipping, ratio, mismatch and entropy. Only tokens that were computed count: those of samples with an advantage."""
     num_targets = result.sums.get("targets", 0.0)
-    more = sorted(result.sums.keys() - {"targets", "input_tokens", "neg_logprob", "ratio", "clipped_high", "clipped_low", "clipped_dual"} - _OF_CRITIC)
+    more = sorted(result.sums.keys() - {"targets", "input_tokens", "neg_logprob", "ratio", "kl_tokens", "clipped_high", "clipped_low", "clipped_dual"} - _OF_CRITIC)
     share = {name: result.sums.get(name, 0.0) / num_targets if num_targets else 0.0 for name in ("clipped_high", "clipped_low", "clipped_dual", "ratio", "neg_logprob")}
     mismatch = mismatch_summary(result.log_ratio, clip_low=clip_low, clip_high=clip_high)
     return {

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from learner.config import LoraConfig
 from learner.trainer.engine import Engine, fitted, hidden_states, layers_of, pairs_per_token, prepare_layers, windows_of
 from learner.trainer.loading import build_on_meta, load_weights
 from learner.trainer.logprob import Head, token_logprobs
+from learner.trainer.lora import add_adapters, start_adapters
 from learner.trainer.packing import Row
 
 # Config fields with which a model changes its logits after the head, and the value that means "does not".
@@ -90,18 +92,23 @@ def refuse_unknown_forms(causal_lm: nn.Module) -> None:
 
 
 def load_policy(
-    folder: Path, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype = torch.float32, engine: Engine = Engine(), freeze: Sequence[str] = ()
+    folder: Path, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype = torch.float32, engine: Engine = Engine(), freeze: Sequence[str] = (),
+    lora: LoraConfig | None = None, seed: int = 0,
 ) -> Policy:  # fmt: skip
     """The policy of a Hugging Face folder, sharded over the mesh, each rank reading only its own rows from the files.
 
     A single rank that computes in master_dtype has nothing to shard or cast and keeps plain parameters: sharding over one
     rank copies every weight for each row, a tenth of the time of a 135 M model's row on a CPU. Master weights are kept in master_dtype, computed with in compute_dtype, and gradients are summed (not averaged) over
     ranks in master_dtype. Dropout is off: the model stays in eval mode, which changes nothing else in a decoder.
-    freeze: patterns of parameter names that are not trained. Raises ValueError when folder and architecture do not fit.
+    freeze: patterns of parameter names that are not trained. lora: adapters, begun from seed, in place of training the weights. Raises ValueError when folder and architecture do not fit.
     """
     causal_lm = build_on_meta(folder, master_dtype)
+    if lora is not None:
+        add_adapters(causal_lm, lora)
     policy = wrapped(causal_lm, mesh=mesh, compute_dtype=compute_dtype, temperature=temperature, master_dtype=master_dtype, engine=engine, freeze=freeze)
     load_weights(causal_lm, folder, torch.device("cpu" if engine.offload else mesh.device_type), buffers_on=torch.device(mesh.device_type))
+    if lora is not None:
+        start_adapters(causal_lm, seed=seed)
     return policy.eval()
 
 

@@ -31,7 +31,7 @@ from learner.algorithms.correction import bounded_weight, leveled_ratio, veto
 from learner.algorithms.covariance import kl_cov_loss, without_gradient
 from learner.algorithms.distillation import distillation_advantages
 from learner.algorithms.divergence_loss import binary_kl, binary_total_variation, divergence_loss
-from learner.algorithms.kl import kl_loss, kl_penalty_to_go
+from learner.algorithms.kl import ESTIMATORS, kl_loss, kl_penalty_to_go
 from learner.algorithms.policy_loss import clipped_policy_loss
 from learner.algorithms.proximal import log_linear_proximal
 from learner.algorithms.reinforce import reinforce_loss
@@ -40,6 +40,7 @@ from learner.algorithms.sequence_ratio import geometric_mean_loss, gspo_loss
 from learner.algorithms.tokens import Tokens
 from learner.config import LearnerConfig
 from learner.trainer.credit import AdvantageFunction, advantage_function, advantages_of
+from learner.trainer.kl_control import KlControl
 from learner.trainer.packing import Row
 from learner.trainer.plug import load_function
 from learner.trainer.table import Counts, Entry, Minibatch, SampleId, cut
@@ -56,6 +57,7 @@ class Objective:
     loss: LossFunction
     max_new_tokens: int
     sets: Mapping[str, Objective] = field(default_factory=dict)  # by data set, where it has its own; they have none themselves
+    control: KlControl = field(default_factory=KlControl)  # one for all data sets
 
     def of(self, data_set: str) -> Objective:
         """The objective of a sample's data set."""
@@ -95,7 +97,9 @@ class Objective:
         kl = self.config.kl
         if kl is not None and kl.where == "loss":
             value = kl_loss(logprob, _reference(row), estimator=kl.estimator, gradient=kl.gradient, log_ratio=logprob - row.behaviour)
-            losses, sums = losses + kl.coefficient * value, sums | {"kl": value.detach().sum()}
+            losses, sums = losses + self.control.coefficient(kl) * value, sums | _kl_sums(value)
+        elif kl is not None:
+            sums = sums | _kl_sums(ESTIMATORS[kl.estimator](row.behaviour - _reference(row)))
         if entropy is not None:
             losses, sums = losses - self.config.entropy_bonus * entropy, sums | {"entropy": entropy.detach().sum()}
         return self._aggregate(losses, row, counts), sums
@@ -122,7 +126,7 @@ class Objective:
             advantage = advantage + distillation_advantages(logprob, row.teacher)
         if kl is not None and kl.where == "reward" and self.config.advantage.kind != "gae":  # there it is in the rewards that the critic sees
             advantage = advantage + kl_penalty_to_go(
-                row.behaviour, _reference(row), row.sequence, num_sequences=row.num_sequences, coefficient=kl.coefficient, estimator=kl.estimator
+                row.behaviour, _reference(row), row.sequence, num_sequences=row.num_sequences, coefficient=self.control.coefficient(kl), estimator=kl.estimator
             )  # fmt: skip
         return advantage
 
@@ -138,21 +142,27 @@ def _reference(row: Row) -> Tensor:
     return row.behaviour if row.reference is None else row.reference
 
 
-def make_objective(config: AlgorithmConfig, *, max_new_tokens: int, sets: Mapping[str, Objective] = {}) -> Objective:
-    """Raises ValueError for a user's function that cannot be loaded."""
-    return Objective(config=config, advantage=advantage_function(config.advantage), loss=loss_function(config.loss), max_new_tokens=max_new_tokens, sets=sets)
+def _kl_sums(value: Tensor) -> dict[str, Tensor]:
+    return {"kl": value.detach().sum(), "kl_tokens": torch.tensor(value.numel())}
+
+
+def make_objective(config: AlgorithmConfig, *, max_new_tokens: int, sets: Mapping[str, Objective] = {}, control: KlControl | None = None) -> Objective:
+    """control: that of the run's other objectives; None: its own. Raises ValueError for a user's function that cannot be loaded."""
+    return Objective(
+        config=config, advantage=advantage_function(config.advantage), loss=loss_function(config.loss), max_new_tokens=max_new_tokens, sets=sets, control=control or KlControl(config.kl)
+    )  # fmt: skip
 
 
 def objective_of_run(config: LearnerConfig) -> Objective:
     """With those of the data sets. A constant that sequence sums are divided by is the run's. Raises ValueError for a user's function that cannot be loaded."""
-    length = config.sampling.max_new_tokens
+    length, control = config.sampling.max_new_tokens, KlControl(config.algorithm.kl)
     sets = {}
     for name, one in config.data.sets.items():
         own = config.algorithm_of(name)
         if own.aggregation == "sequence_sum":
             own = own.model_copy(update={"norm_tokens": config.algorithm.norm_tokens or length})
-        sets[name] = make_objective(own, max_new_tokens=one.max_new_tokens or length)
-    return make_objective(config.algorithm, max_new_tokens=length, sets=sets)
+        sets[name] = make_objective(own, max_new_tokens=one.max_new_tokens or length, control=control)
+    return make_objective(config.algorithm, max_new_tokens=length, sets=sets, control=control)
 
 
 def loss_function(config: LossConfig) -> LossFunction:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from learner.config import OptimizerConfig
+from learner.trainer.adamw import KEYS, AdamW, local
 from learner.trainer.schedule import learning_rate
 
-_ADAM_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _NOT_MATRICES = ("embed", "wte", "wpe", "lm_head", "score", "head.")  # two-dimensional, but tables: Muon is for maps between hidden states
 
 
@@ -31,21 +32,16 @@ class Optimizer:
     """Optimizer, global-norm clip and schedule as one thing: gradients in, weights changed or the update skipped."""
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, *, total_updates: int | None = None) -> None:
-        """Frozen parameters are left out. total_updates: of the whole run, the end of a decay that names none."""
+        """Frozen parameters are left out. total_updates: of the whole run, the end of a decay that names none. Raises ValueError for a decay without an end."""
         self.parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         self._config, self._total_updates = config, total_updates
-        matrices = [name for name, parameter in self.parameters.items() if _is_matrix(name, parameter)] if config.kind == "muon" else []
-        self._keys = {name: ("momentum_buffer",) if name in set(matrices) else _ADAM_KEYS for name in self.parameters}
-        rest = [parameter for name, parameter in self.parameters.items() if name not in set(matrices)]
-        self._optimizers: list[torch.optim.Optimizer] = []
-        if matrices:
-            self._optimizers.append(_muon([self.parameters[name] for name in matrices], config))
-        if rest:
-            self._optimizers.append(torch.optim.AdamW(rest, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True))
+        self._matrices = {name: parameter for name, parameter in self.parameters.items() if config.kind == "muon" and _is_matrix(name, parameter)}
+        self._muon = _muon(list(self._matrices.values()), config) if self._matrices else None
+        self._adamw = AdamW({name: parameter for name, parameter in self.parameters.items() if name not in self._matrices}, config)
         self.num_updates = 0  # updates made, the unit of the schedule
         self.num_skipped = 0
         self.before_update: Callable[[], None] = lambda: None  # called before anything changes
-        learning_rate(config, num_updates=0, total_updates=total_updates)  # a schedule without an end fails here and not at its first update
+        learning_rate(config, num_updates=0, total_updates=total_updates)
 
     def update(self) -> Update:
         """Clips and steps, or skips when the global gradient norm is not finite; gradients are gone afterwards.
@@ -55,17 +51,14 @@ class Optimizer:
         """
         self.before_update()
         lr = learning_rate(self._config, num_updates=self.num_updates, total_updates=self._total_updates)
-        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        norm = get_total_norm(gradients)
-        grad_norm = float(_whole(norm))
-        finite = bool(torch.isfinite(torch.tensor(grad_norm)))
+        norm = global_norm([parameter.grad for parameter in self.parameters.values() if parameter.grad is not None])
+        grad_norm = float(norm)
+        finite = math.isfinite(grad_norm)
         if finite:
-            if grad_norm > self._config.clip_norm:
-                clip_grads_with_norm_(self.parameters.values(), self._config.clip_norm, norm)
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-                optimizer.step()
+            divisor = norm / self._config.clip_norm if grad_norm > self._config.clip_norm else None
+            self._adamw.step(lr=lr, divisor=None if divisor is None else divisor.float())
+            if self._muon is not None:
+                _step_muon(self._muon, self._matrices.values(), lr, divisor)
             self.num_updates += 1
         else:
             self.num_skipped += 1
@@ -79,13 +72,25 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """What the optimizer keeps of every parameter, as `<name>.exp_avg`, `.exp_avg_sq`, `.step` or `.momentum_buffer`; zeros before the first update."""
         tensors: dict[str, Tensor] = {}
-        owners = {id(each): optimizer for optimizer in self._optimizers for group in optimizer.param_groups for each in group["params"]}
         for name, parameter in self.parameters.items():
-            held = owners[id(parameter)].state[parameter]
-            if not held:
-                held.update({key: torch.zeros((), dtype=torch.float32, device=parameter.device) if key == "step" else torch.zeros_like(parameter) for key in self._keys[name]})
-            tensors.update({f"{name}.{key}": held[key] for key in self._keys[name]})
+            if self._muon is not None and name in self._matrices:
+                tensors[f"{name}.momentum_buffer"] = self._muon.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.detach()))
+            else:
+                held = self._adamw.moments(name)
+                tensors.update({f"{name}.{key}": held[key] for key in KEYS})
         return tensors
+
+
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Euclidean norm of all gradients as one vector, a scalar on their device: local squares, one sum over the ranks that hold shards. Collective."""
+    if not gradients:
+        return torch.zeros(())
+    norms = torch._foreach_norm([local(gradient) for gradient in gradients])
+    total = torch.stack([norm.to(torch.promote_types(norm.dtype, torch.float32)) for norm in norms]).square().sum()
+    sharded = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
+    if sharded is not None and sharded.device_mesh.size() > 1:
+        dist.all_reduce(total, group=sharded.device_mesh.get_group())
+    return total.sqrt()
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:
@@ -98,5 +103,9 @@ def _muon(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.
     return made(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")  # type: ignore[no-any-return]
 
 
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+def _step_muon(muon: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], lr: float, divisor: Tensor | None) -> None:
+    if divisor is not None:
+        torch._foreach_div_([local(parameter.grad) for parameter in parameters if parameter.grad is not None], divisor)
+    for group in muon.param_groups:
+        group["lr"] = lr
+    muon.step()

@@ -31,8 +31,8 @@ class Recorder:
         self._active, self._clip, self._shaping = active, clip, shaping
         self._files = {name: Lines(run_dir / name) for name in ("metrics.jsonl", "samples.jsonl")}
 
-    def step(self, batch: Batch, result: StepResult, published: Published, saves: SaveReport, push: PushMetrics, seconds: Mapping[str, float]) -> None:
-        """The line of one finished step."""
+    def step(self, batch: Batch, result: StepResult, published: Published, saves: SaveReport, push: PushMetrics, seconds: Mapping[str, float], *, kl_factor: float | None = None) -> None:
+        """The line of one finished step. kl_factor: what the next step's KL coefficient is multiplied by; None: it never changes."""
         if not self._active:
             return
         total_s = max(seconds["total"], 1e-9)
@@ -44,6 +44,7 @@ class Recorder:
             **summary_of_batch(batch),
             **self._shaping(batch.table),
             **summary_of_result(result, clip_low=self._clip[0], clip_high=self._clip[1]),
+            **({"kl_factor": kl_factor} if kl_factor is not None else {}),
             "seconds": {**dict.fromkeys(("wait", "train", "snapshot", "save"), 0.0), "push": push.last_seconds, **seconds},
             "trainer_idle_share": seconds.get("wait", 0.0) / total_s,
             "trained_tokens_per_s": sum(entry.num_trained_tokens for entry in batch.table if entry.usable) / total_s,

@@ -10,11 +10,13 @@ fetch is full. The engine's own weights are a copy of their own; they serve on m
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,22 @@ from protos.weights import delta
 from protos.weights.errors import TransferError
 from protos.weights.history import History, Step
 
-FILE = "rank-0.bin"
+FILE, _LOCK = "rank-0.bin", "lock"
+PREFIX = "headrace-mirror-"
+
+
+def sweep(parent: Path) -> list[str]:
+    """Removes mirrors of processes that are gone (nobody holds their lock), and names them: a killed replica leaves its own behind."""
+    gone = []
+    for lock in parent.glob(f"{PREFIX}*/{_LOCK}"):
+        try:
+            with lock.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+                gone.append(lock.parent.name)
+        except OSError:
+            continue  # somebody's, or removed meanwhile
+    return gone
 
 
 class Mirror:
@@ -41,6 +58,7 @@ class Mirror:
         self._source = manifest_pb2.Manifest()  # as announced: its layout names the deltas that fit
         self._data: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self._filled: list[int] = []  # bytes that came, for each bucket
+        self._claimed: BinaryIO | None = None
 
     @property
     def version(self) -> int:
@@ -130,6 +148,9 @@ class Mirror:
             self._doubt()
             self.history.clear()
             self._data, self._manifest, self._filled = np.empty(0, dtype=np.uint8), manifest_pb2.Manifest(), []
+            if self._claimed is not None:
+                self._claimed.close()
+                self._claimed = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _doubt(self) -> None:
@@ -152,8 +173,15 @@ class Mirror:
             bucket.owner, bucket.root, bucket.file_offset = 0, 0, at
             at += bucket.num_bytes
 
-    def _mapped(self, size: int) -> npt.NDArray[np.uint8]:
+    def _claim(self) -> None:
+        """Makes the folder and holds a lock in it for as long as this process lives."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self._claimed is None:
+            self._claimed = (self.folder / _LOCK).open("ab")
+            fcntl.flock(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _mapped(self, size: int) -> npt.NDArray[np.uint8]:
+        self._claim()
         path = self.folder / FILE
         path.touch()
         if not size:

@@ -18,14 +18,13 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from reward_server.endpoints.batching import Batching, BatchRule
-from reward_server.endpoints.breaker import BreakerRule
+from reward_server.endpoints.batching import Batching
 from reward_server.endpoints.failures import Failed
-from reward_server.endpoints.hedging import HedgeRule, Hedging
-from reward_server.endpoints.limiter import Limiter, Limits
-from reward_server.endpoints.retrying import Retrying, RetryRule
+from reward_server.endpoints.hedging import Hedging
+from reward_server.endpoints.limiter import Limiter
+from reward_server.endpoints.policy import Dialect, Policy
+from reward_server.endpoints.retrying import Retrying
 from reward_server.endpoints.upstreams import Upstream, Upstreams
 from reward_server.endpoints.waiting import Call, Waiting
 from reward_server.outcome import Outcome, Reason, Unscored, clean
@@ -33,34 +32,6 @@ from reward_server.outcome import Outcome, Reason, Unscored, clean
 log = logging.getLogger("headrace.reward_server.endpoint")
 
 MAX_BATCH_BYTES = 4 << 20  # of text in one batch, beyond its first call
-
-
-class Dialect(Protocol):
-    """How calls are put to an upstream. Knows nothing of retries, limits and clocks."""
-
-    async def ask(self, address: str, calls: Sequence[Call], limit_s: float) -> Sequence[Outcome]:
-        """An outcome for each call, in order. Raises Failed. Cancelled: closes what it opened, so that the other side may stop."""
-
-    async def close(self) -> None:
-        """Closes its connections."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
-    """Every rule of one endpoint.
-
-    Example: `Policy(limit_s=10.0, attempt_s=5.0, limits=Limits(rate_per_s=10.0))`
-    """
-
-    limit_s: float  # wall clock from `submit` to the answer
-    attempt_s: float  # wall clock of one attempt
-    limits: Limits = field(default_factory=Limits)
-    retry: RetryRule = field(default_factory=RetryRule)
-    hedge: HedgeRule = field(default_factory=HedgeRule)
-    breaker: BreakerRule = field(default_factory=BreakerRule)
-    batch: BatchRule = field(default_factory=BatchRule)
-    queue_items: int = 4096
-    queue_bytes: int = 256 << 20
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

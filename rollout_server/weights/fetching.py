@@ -133,7 +133,7 @@ class LearnerSource:
             return
         for address in addresses:
             try:
-                await asyncio.wait_for(self._from_peer(address), _PEER_S)
+                await asyncio.wait_for(self._from_peer(address, newest), _PEER_S)
             except Exception as error:  # supervised edge: a peer is a convenience; the learner is asked instead
                 log.warning("peer %s gave no weights: %s", address, error)
             else:
@@ -146,22 +146,25 @@ class LearnerSource:
         held = self._deltas and self._mirror.num_deltas < self._anchor_every
         return pb.FetchWeightsRequest(have_version=self._mirror.version if held else 0, have_layout=self._mirror.layout if held else 0)
 
-    async def _from_peer(self, address: str) -> None:
+    async def _from_peer(self, address: str, newest: int) -> None:
         request = self._request()
         async with rpc.channel(address, self._security) as channel:
             call = rollout_pb2_grpc.RolloutServiceStub(channel).FetchWeights(
                 rollout_pb2.FetchWeightsRequest(have_version=request.have_version, have_layout=request.have_layout), timeout=_PEER_S
             )
-            await self._take(call)
+            await self._take(call, least=newest)
 
-    async def _take(self, stream: AsyncIterator[Any]) -> list[str]:
-        """Fills the mirror from a stream, or gives the addresses of peers. Raises TransferError for a stream that is not what it announces."""
+    async def _take(self, stream: AsyncIterator[Any], *, least: int = 0) -> list[str]:
+        """Fills the mirror from a stream, or gives the addresses of peers. Raises TransferError for a stream that is not what it
+        announces, RuntimeError for a version older than `least`: a peer gives what it fetched, which a push may have overtaken."""
         stream = aiter(stream)
         first = await anext(stream)
         if first.WhichOneof("message") == "peers":
             return list(first.peers.addresses)
         if first.WhichOneof("message") != "manifest":
             raise RuntimeError(f"FetchWeights began with {first.WhichOneof('message')} instead of the manifest")
+        if first.manifest.version < least:
+            raise RuntimeError(f"it holds version {first.manifest.version}, {least} is wanted")
         second = await anext(stream, None)
         if second is not None and second.WhichOneof("message") == "delta_plan":
             await self._take_delta(first.manifest, second.delta_plan, stream)

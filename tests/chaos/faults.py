@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from protos import faultpoints
-from tests.chaos.scene import KINDS, REPLICAS, Scene
+from tests.chaos.scene import KINDS, LEAVE_S, REPLICAS, Scene
 from tests.system.harness import wait_for
 
-REACHED_S = 180.0  # a planted point is passed within this, on busy cores too
-LEFT_S = 240.0  # a learner that was told to stop has left
 REACHED_BY_CRASH = "after_rollback_before_answer"  # passed only when a trainer comes back
 FULL = ("before_fsync", "before_cut_marker", "trainer_save")  # where the disk may say no; the last one says it to one rank only
 
@@ -33,7 +31,7 @@ def plant(scene: Scene, rng: random.Random, setting: str) -> str:
     faultpoints.plant(scene.fault_file, setting)
     if setting.startswith(REACHED_BY_CRASH):
         scene.signal(rng.choice(scene.pids("rank")), signal.SIGKILL)
-    wait_for(f"somebody to pass {setting}", lambda: not scene.fault_file.exists(), limit_s=REACHED_S, guard=scene.run.learner_must_live)
+    wait_for(f"somebody to pass {setting}", lambda: not scene.fault_file.exists(), limit_s=scene.patience_s, guard=scene.run.learner_must_live)
     return setting
 
 
@@ -62,7 +60,7 @@ def machine_lost(scene: Scene, rng: random.Random) -> str:
 
 def journal_lost(scene: Scene, rng: random.Random) -> str:
     """The disk of the journal with everything else; the cuts are on another one. Needs a cut."""
-    wait_for("a cut", lambda: any((scene.run.run_dir / "checkpoints").glob("step-*/cut.json")), limit_s=REACHED_S, guard=scene.run.learner_must_live)
+    wait_for("a cut", lambda: any((scene.run.run_dir / "checkpoints").glob("step-*/cut.json")), limit_s=scene.patience_s, guard=scene.run.learner_must_live)
     done = machine_lost(scene, rng)
     if scene.redis is not None:
         scene.redis.kill()
@@ -92,7 +90,7 @@ def learner_told_to_stop(scene: Scene, rng: random.Random) -> str:
         learner.signal(signal.SIGTERM)
     else:
         os.kill(learner.process.pid, signal.SIGTERM)
-    learner.process.wait(LEFT_S)
+    learner.process.wait(LEAVE_S + scene.patience_s)
     assert learner.process.returncode == 0, learner.tail()
     return f"SIGTERM learner{', all of its processes' if whole else ''}"
 

@@ -21,6 +21,7 @@ LOG_CHARS = 12_000
 REPLICAS = ("one", "two")
 DISK_BYTES = 256 << 20
 SEGMENT_BYTES = 64 << 10  # so that segments come and go
+LEAVE_S = 600  # for ranks that are told to stop while they are starting, on cores that others use
 KINDS = ("gateway", "rank", "replica", "reward")
 
 
@@ -31,6 +32,7 @@ class Scene:
     run: Run
     ranks: int
     redis: RedisServer | None  # None: the journal is in segments, which are short here
+    patience_s: float = 120.0  # for the run to get over a fault; more on a machine on which it began slowly
     reward_port: int = field(default_factory=free_port)
     proxies: dict[str, Proxy] = field(default_factory=dict)
 
@@ -75,7 +77,7 @@ class Scene:
 
     def _start_learner(self) -> None:
         self.run.start_learner(
-            self.env, steps=1_000_000, trainer={"ranks": self.ranks}, checkpoint={"every_steps": 3, "leave_s": 180}, sampling={"group_size": 2, "max_new_tokens": 12},
+            self.env, steps=1_000_000, trainer={"ranks": self.ranks}, checkpoint={"every_steps": 3, "leave_s": LEAVE_S}, sampling={"group_size": 2, "max_new_tokens": 12},
             staleness={"max_staleness": 2, "window": 2}, lease={"lapse_s": 30, "max_attempts": 20}, journal=self.journal,
         )
 

@@ -51,7 +51,7 @@ async def streams(running: Running, num: int, *, max_new_tokens: int, each: int)
 async def test_an_update_ends_no_stream_and_all_are_in_flight_again_at_once(start: Start, other_model: Path) -> None:
     # faults.md 31, 98: 32 in flight, 32 right after the update without any completion in between, and each has both versions
     running = await start(max_num_seqs=32)
-    made = await streams(running, 32, max_new_tokens=80, each=2)
+    made = await streams(running, 32, max_new_tokens=120, each=2)
     assert running.engine.stats().num_running == 32
     await running.stub.LoadWeights(pb.LoadWeightsRequest(path=str(other_model)), timeout=40)
     ended = [stream for stream in made if stream.task.done()]
@@ -59,7 +59,7 @@ async def test_an_update_ends_no_stream_and_all_are_in_flight_again_at_once(star
     await asyncio.gather(*(stream.task for stream in made))
     assert [stream.last.finish_reason for stream in made] == [trajectory_pb2.FINISH_REASON_LENGTH] * 32
     assert [[span.version for span in stream.last.spans] for stream in made] == [[0, 1]] * 32
-    assert [stream.num_tokens for stream in made] == [80] * 32
+    assert [stream.num_tokens for stream in made] == [120] * 32
 
 
 async def test_streams_that_are_aborted_all_hear_of_it_with_what_they_had(start: Start) -> None:

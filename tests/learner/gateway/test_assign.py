@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.gateway.assign import owners
+from learner.gateway.assign import group_cost, owners
 
 
 def test_the_longest_group_goes_first_to_the_emptiest_rank() -> None:
@@ -33,3 +33,10 @@ def test_the_fullest_rank_is_within_one_group_of_the_mean(tokens: list[int], num
     for size, owner in zip(tokens, owners(tokens, num_ranks), strict=True):
         loads[owner] += size
     assert max(loads) <= sum(tokens) / num_ranks + max(tokens, default=0)
+
+
+def test_a_group_costs_its_prompt_once_and_more_than_its_tokens_where_they_are_many() -> None:
+    # 100 + 80 tokens and 5000 + 6250 + 3450 pairs: one token more; a completion of 24,576 has 24,576² / 2 pairs: as much again
+    assert group_cost(100, [50, 30]) == 181
+    assert group_cost(0, [24_576]) == 2 * 24_576
+    assert group_cost(0, []) == 0

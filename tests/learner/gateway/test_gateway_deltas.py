@@ -119,9 +119,12 @@ async def test_weights_come_from_a_peer_that_has_them_and_from_the_learner_when_
         await asyncio.sleep(0.1)
         source = source_of(second, Mirror(tmp_path / "b"), peers=True)
         assert await bring(source, 1) == data and (giver.calls, source.stats.num_from_peers) == (1, 1)
+        held.mirror.announced.version = 0  # what a push has overtaken there
+        source.mirror.doubt()
+        assert await bring(source, 1) == data and (giver.calls, source.stats.num_from_peers) == (2, 1)
         await server.stop(0)
         source.mirror.doubt()
-        assert await bring(source, 1) == data and (giver.calls, source.stats.num_from_peers) == (1, 1)
+        assert await bring(source, 1) == data and (giver.calls, source.stats.num_from_peers) == (2, 1)
         for actor in (first, second):
             await actor.leave()
 

@@ -14,10 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from learner.algorithm_config import AlgorithmConfig
 from learner.config import OptimizerConfig
 from learner.trainer.critic import Critic, ValueModel, load_value_model
+from learner.trainer.loading import own_block
+from learner.trainer.model import load_policy
 from learner.trainer.objective import make_objective
+from learner.trainer.optimizer import Optimizer
 from learner.trainer.update import train_step
 from tests.learner.trainer import rig
-from tests.learner.trainer.gradients import Keeping, owner_by
+from tests.learner.trainer.gradients import Keeping, owner_by, whole
+from tests.learner.trainer.two_ranks import give_gradients
 
 PPO = AlgorithmConfig.model_validate({"name": "ppo", "kl": None, "advantage": {"gamma": 0.97, "lam": 0.9}})
 
@@ -60,8 +64,6 @@ def set_head(model: ValueModel) -> None:
     width = model.head.weight.shape[1]
     whole = torch.linspace(-0.3, 0.3, width)[None]
     with torch.no_grad():
-        from learner.trainer.loading import own_block
-
         local, offset = own_block(model.head.weight.detach())
         if local.numel():
             local.copy_(whole[tuple(slice(o, o + n) for o, n in zip(offset, local.shape, strict=True))])
@@ -90,5 +92,22 @@ def on_ranks(mesh: DeviceMesh, folders: dict[str, Path], out: Path) -> None:
         if cut.ranks == mesh.size():
             for model, (dtype, _) in PRECISIONS.items():
                 found[f"{model}: {name}"] = gradients(mesh, folders[model], dtype, cut)
+    if dist.get_rank() == 0:
+        torch.save(found, out)
+
+
+def muon_update(mesh: DeviceMesh, folder: Path) -> dict[str, Tensor]:
+    """Weights after two Muon updates with the same whole gradients at any world size, the first layer frozen."""
+    policy = load_policy(folder, mesh=mesh, compute_dtype=torch.float32, temperature=rig.TEMPERATURE, freeze=[r"layers\.0\."])
+    optimizer = Optimizer(policy.causal_lm.named_parameters(), OptimizerConfig(kind="muon", lr=0.02, weight_decay=0.1))
+    for seed in (1, 2):
+        give_gradients(optimizer, seed)
+        optimizer.update()
+    state = {f"state {name}": whole(value) for name, value in optimizer.state().items()}
+    return {**{name: whole(parameter) for name, parameter in policy.causal_lm.named_parameters()}, **state}
+
+
+def muon_on_ranks(mesh: DeviceMesh, folder: Path, out: Path) -> None:
+    found = muon_update(mesh, folder)
     if dist.get_rank() == 0:
         torch.save(found, out)

@@ -70,13 +70,14 @@ def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path)
     companions = load_companions(settings, policy, folder, World(rank=0, size=1, device=torch.device("cpu"), mesh=mesh, incarnation=7))
     critic = load_critic(settings, policy, folder, World(rank=0, size=1, device=torch.device("cpu"), mesh=mesh, incarnation=7))
     optimizer = Optimizer(policy.causal_lm.named_parameters(), settings.optimizer, total_updates=settings.total_updates)
+    objective = make_objective(settings.algorithm, max_new_tokens=settings.sampling.max_new_tokens)
     feed = Feed(address, incarnation=7, rank=0, patience_s=5.0)
     feed.register(1)
     writer = SnapshotWriter(policy.causal_lm, root=settings.run_dir / "snapshots", incarnation=7, served_dtype="float32", bucket_bytes=4096)
     pusher = Pusher(address=address, incarnation=7, rank=0, world_size=1, device=torch.device("cpu"), store_host="127.0.0.1")
     return loop.Parts(
-        config=settings, feed=feed, companions=companions, objective=make_objective(settings.algorithm, max_new_tokens=settings.sampling.max_new_tokens), policy=policy, optimizer=optimizer, critic=critic, publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
-        saver=Saver(folder=settings.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic)),
+        config=settings, feed=feed, companions=companions, objective=objective, policy=policy, optimizer=optimizer, critic=critic, publisher=Publisher(feed=feed, writer=writer, pusher=pusher),
+        saver=Saver(folder=settings.run_dir / "checkpoints", model=policy.causal_lm, optimizer=optimizer, feed=feed, reference=lambda: followed(companions, critic), control=objective.control.state()),
         recorder=Recorder(settings.run_dir, active=True, clip=(0.2, 0.28)), clock=Clock(), stop=threading.Event(),
     )  # fmt: skip
 
@@ -131,21 +132,29 @@ def test_resumed_from_a_cut_equals_unbroken(unbroken: tuple[loop.Parts, FakeFeed
     assert resumed.optimizer.num_updates == whole_run.optimizer.num_updates == 8
 
 
-def test_a_reference_that_follows_comes_back_with_the_cut(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
-    algorithm = {"kl": {"coefficient": 0.1, "reference": "ema", "decay": 0.5}}
-    weights_of = []
+@pytest.mark.parametrize("reference", [
+    {"reference": "ema", "decay": 0.5}, {"reference": "periodic", "every_steps": 3}, {"reference": "periodic", "every_steps": 1}, {"reference": "frozen"},
+])  # fmt: skip
+def test_every_form_of_reference_and_the_factor_of_its_pull_come_back_with_the_cut(reference: dict[str, Any], tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
+    algorithm = {"kl": {"coefficient": 0.1, "adaptive": {"target": 1e-3, "horizon_steps": 4}, **reference}}
+    ends = []
     for name in ("unbroken", "resumed"):
         with serving(FakeFeed(batches, num_steps=4)) as address:
             made = parts(mesh, config(tmp_path / name, folder, algorithm=algorithm), address, folder)
-            step = 0 if name == "unbroken" else restore(tmp_path / "unbroken" / "checkpoints" / "step-000002", made.policy.causal_lm, made.optimizer, followed(dict(made.companions)))
+            control = made.objective.control.state()
+            cut = tmp_path / "unbroken" / "checkpoints" / "step-000002"
+            step = 0 if name == "unbroken" else restore(cut, made.policy.causal_lm, made.optimizer, followed(dict(made.companions)), control)
             loop.run(made, step)
             made.saver.wait()
             made.publisher.pusher.close(timeout_s=5)
             made.feed.close()
-        weights_of.append(({n: t.clone() for n, t in followed(dict(made.companions)).items()}, weights(made)))
-    for left, right in zip(*weights_of, strict=True):
-        assert left and all(torch.equal(left[n], right[n]) for n in left)
-    assert any(not torch.equal(t, weights_of[0][1][n]) for n, t in weights_of[0][0].items())
+        ends.append(({n: t.clone() for n, t in followed(dict(made.companions)).items()}, weights(made), made.objective.control.factor))
+    (kept, policy, factor), (kept_again, policy_again, factor_again) = ends
+    assert bool(kept) is (reference["reference"] != "frozen") and all(torch.equal(kept[n], kept_again[n]) for n in kept)
+    assert all(torch.equal(policy[n], policy_again[n]) for n in policy) and factor == factor_again != 1.0
+    assert lines(tmp_path / "unbroken")[-1]["kl_factor"] == lines(tmp_path / "resumed")[-1]["kl_factor"] == factor
+    same = {n for n, t in kept.items() if torch.equal(t, policy[n])}
+    assert (same == kept.keys()) is (reference.get("every_steps") == 1 or not kept)  # copied in step 4 only where every step is one
 
 
 def test_ppo_resumed_from_a_cut_equals_unbroken_critic_and_its_schedule_included(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:

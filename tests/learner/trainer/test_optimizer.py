@@ -99,3 +99,30 @@ def test_a_pattern_that_fits_nothing_or_everything_is_refused(patterns: list[str
     policy = rig.policy(rig.llama(tmp_path / "llama"), mesh)
     with pytest.raises(ValueError, match=says):
         freeze_matching(policy.causal_lm, patterns)
+
+
+def test_gradients_are_clipped_to_the_norm_of_all_together() -> None:
+    # gradients (3, 0) and (0, 4): norm 5; at most 1: a fifth of each; the first moment is (1 - .9) of that
+    named = {name: nn.Parameter(torch.zeros(2)) for name in ("a", "b")}
+    optimizer = Optimizer(named.items(), OptimizerConfig(lr=1.0, clip_norm=1.0))
+    named["a"].grad, named["b"].grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
+    assert optimizer.update().grad_norm == 5.0
+    state = optimizer.state()
+    assert state["a.exp_avg"].tolist() == pytest.approx([0.06, 0.0]) and state["b.exp_avg"].tolist() == pytest.approx([0.0, 0.08])
+    named["a"].grad, named["b"].grad = torch.tensor([0.6, 0.0]), torch.tensor([0.0, 0.0])  # under it: as they are
+    optimizer.update()
+    assert float(optimizer.state()["a.exp_avg"][0]) == pytest.approx(0.9 * 0.06 + 0.1 * 0.6)
+
+
+def test_it_is_torch_s_adamw() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(5))
+    other = nn.Parameter(weight.detach().clone())
+    optimizer = Optimizer([("w", weight)], OptimizerConfig(lr=0.1, weight_decay=0.1, clip_norm=100.0))
+    plain = torch.optim.AdamW([other], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        weight.grad = torch.randn(5)
+        other.grad = weight.grad.clone()
+        optimizer.update()
+        plain.step()
+    torch.testing.assert_close(weight, other)

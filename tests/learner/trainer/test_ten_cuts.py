@@ -45,6 +45,20 @@ def test_cuts_on_one_rank_give_one_gradient_of_actor_and_critic(folders: dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_muon_on_shards_is_muon_on_whole_matrices_and_frozen_layers_stay(folders: dict[str, Path], mesh: DeviceMesh, tmp_path: Path) -> None:
+    expected = cuts.muon_update(mesh, folders["llama"])
+    before = {name: p.detach() for name, p in rig.policy(folders["llama"], mesh).causal_lm.named_parameters()}
+    rig.spawn(2, cuts.muon_on_ranks, tmp_path / "store", folders["llama"], tmp_path / "out")
+    found = torch.load(tmp_path / "out")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-3, rtol=0)  # Newton-Schulz runs in bfloat16; entries move by 5e-3 an update
+    assert all(torch.equal(found[name], value) == ("layers.0." in name) for name, value in before.items())
+    assert not any("layers.0." in name for name in found if name.startswith("state"))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_cuts_give_one_gradient_of_actor_and_critic(folders: dict[str, Path], mesh: DeviceMesh, tmp_path: Path) -> None:
     expected = {model: cuts.gradients(mesh, folders[model], dtype, CUTS["one row"]) for model, (dtype, _) in PRECISIONS.items()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,11 @@ from protos.weights import delta, folder
 from protos.weights.errors import TransferError
 from protos.weights.folder import Place
 from protos.weights.history import History, Step, plan_of
-from protos.weights.mirror import Mirror
+from protos.weights.mirror import PREFIX, Mirror, sweep
 from protos.weights.staging import digest, read_buckets
 
 SIZE = 4096
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def content(version: int) -> np.ndarray:
@@ -117,6 +120,22 @@ def test_no_room_for_the_copy_is_an_error_with_the_arithmetic(tmp_path: Path, mo
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match=r"a copy of the weights needs 4096 bytes, \d+ are free; give mirror_dir"):
         Mirror(tmp_path / "m").open(manifest(1))
+
+
+def test_a_mirror_whose_process_is_gone_is_removed_and_a_living_one_s_stays(tmp_path: Path) -> None:
+    living = filled(Mirror(tmp_path / f"{PREFIX}a-1"), 1)
+    script = f"""
+import os, pathlib
+from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights.mirror import Mirror
+Mirror(pathlib.Path({str(tmp_path)!r}) / "{PREFIX}b-1").open(manifest_pb2.Manifest(version=1, buckets=[manifest_pb2.Bucket(num_bytes=8)]))
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False).returncode == 9
+    assert sweep(tmp_path) == [f"{PREFIX}b-1"] and [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}a-1"]
+    assert served(living) == content(1).tobytes()
+    living.remove()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_history_offers_only_whole_chains_of_one_layout_and_forgets_what_costs_too_much() -> None:

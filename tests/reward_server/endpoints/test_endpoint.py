@@ -10,10 +10,11 @@ import pytest
 
 from reward_server.endpoints.batching import BatchRule
 from reward_server.endpoints.breaker import BreakerRule
-from reward_server.endpoints.endpoint import Endpoint, Policy
+from reward_server.endpoints.endpoint import Endpoint
 from reward_server.endpoints.failures import Failed
 from reward_server.endpoints.hedging import HedgeRule
 from reward_server.endpoints.limiter import Limits
+from reward_server.endpoints.policy import Policy
 from reward_server.endpoints.retrying import RetryRule
 from reward_server.endpoints.waiting import Call
 from reward_server.outcome import Outcome, Scored, Unscored
