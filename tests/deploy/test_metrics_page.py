@@ -7,10 +7,12 @@ import json
 import re
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from learner.gateway import metrics as gateway_metrics
+from protos.exporting import Figure
 from reward_server import metrics as reward_metrics
 from rollout_server import metrics as rollout_metrics
 from rollout_server.config import RolloutConfig
@@ -21,7 +23,7 @@ from tests.reward_server.service import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"\| `(headrace_\w+)` \| (counter|gauge) \| ([\w, ]*) \| (.+) \|")
-FIGURES = [*gateway_metrics.FIGURES, *rollout_metrics.FIGURES, *reward_metrics.FIGURES]
+FIGURES: list[Figure[Any]] = [*gateway_metrics.FIGURES, *rollout_metrics.FIGURES, *reward_metrics.FIGURES]
 
 
 def documented() -> dict[str, tuple[str, str, str]]:
@@ -92,7 +94,7 @@ def test_labels_are_documented() -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_names_follow_the_scheme(figure: object) -> None:
-    name, kind = figure.name, figure.kind  # type: ignore[attr-defined]
+def test_names_follow_the_scheme(figure: Figure[Any]) -> None:
+    name, kind = figure.name, figure.kind
     assert re.fullmatch(r"headrace_(gateway|trainer|rollout|reward)_[a-z0-9]+(_[a-z0-9]+)*", name)
     assert name.endswith("_total") == (kind == "counter")

@@ -31,7 +31,7 @@ def get(port: int, token: str = "") -> str:
 async def test_a_scrape_tells_the_state_of_its_moment() -> None:
     state = {"tokens": 3, "groups": {"open": 1}, "thread": None}
     here = threading.get_ident()
-    watched = Figure(name="headrace_some_thread", kind="gauge", text="Whether it is read on the loop.", read=lambda s: float(threading.get_ident() == here))
+    watched: Figure[dict[str, Any]] = Figure(name="headrace_some_thread", kind="gauge", text="Whether it is read on the loop.", read=lambda s: float(threading.get_ident() == here))
     exporter: Exporter[dict[str, Any]] = Exporter("127.0.0.1:0", (*FIGURES, watched), state)
     await exporter.start()
     try:
