@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,7 +123,11 @@ class VllmEngine:
             raise EngineUnavailableError("the engine's process is not running")
 
     def stats(self) -> EngineStats:
-        return self._meter.stats()
+        stats = self._meter.stats()
+        if self._accounting is None or self._accounting.scheduler is None:
+            return stats
+        seen = self._accounting.scheduler
+        return replace(stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=self._accounting.num_preempted)
 
     # --- drawing
 
