@@ -198,6 +198,7 @@ class LearnerConfig(Section):
     run_id: str = Field("", description="empty: made at the first start and kept in the run folder")
     model: str = Field(description="Hugging Face folder or hub id")
     address: str = Field("127.0.0.1:7430", description="where the gateway listens")
+    metrics_address: str = Field("", description="host:port where Prometheus finds the learner's figures; port 0 takes a free one; empty: nowhere")
     steps: Count = Field(100, description="training steps of the whole run")
     max_minutes: float | None = Field(None, gt=0, description="end in good order after this time; None: no limit")
     seed: Seed = 0

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learner.weights.placement import Box, num_elements, whole
+from learner.weights.roots import MAX_ROOTS, assign_roots
 
-MAX_ROOTS = 8  # ranks that talk to the replicas
 SPLIT_BYTES = 4 << 20  # a part that several ranks hold is shared out between them from this size on, else given to one
 
 
@@ -225,27 +225,6 @@ def _runs(tensors: Sequence[TensorSpec], owned: Sequence[tuple[int, int, Box]], 
         runs.append(Run(tensor=t, owner=owner, box=box, region=region, file_offset=at[owner]))
         at[owner] += region.num_bytes
     return runs
-
-
-def assign_roots(sizes: Sequence[int], hosts: Sequence[int], max_roots: int) -> list[int]:
-    """root[owner]: a rank of the owner's node, loads balanced: nodes share max_roots evenly, at least one each; a node's first ranks
-    are its roots and send their own files; the others' files go, largest first, to the root with least."""
-    if len(sizes) <= max_roots:
-        return list(range(len(sizes)))
-    nodes: dict[int, list[int]] = defaultdict(list)
-    for rank, host in enumerate(hosts):
-        nodes[host].append(rank)
-    root = [0] * len(sizes)
-    for position, ranks in enumerate(nodes.values()):
-        share = max(1, max_roots // len(nodes) + (position < max_roots % len(nodes)))
-        chosen, load = ranks[:share], {rank: sizes[rank] for rank in ranks[:share]}
-        for rank in chosen:
-            root[rank] = rank
-        for rank in sorted(ranks[share:], key=lambda rank: (-sizes[rank], rank)):
-            least = min(chosen, key=lambda candidate: (load[candidate], candidate))
-            root[rank] = least
-            load[least] += sizes[rank]
-    return root
 
 
 def _buckets(sizes: Sequence[int], bucket_bytes: int, root: Sequence[int]) -> tuple[list[Bucket], dict[tuple[int, int], int]]:

@@ -203,9 +203,14 @@ class Pusher:
         )
 
     def _count(self, outcomes: Iterable[feed_pb2.MemberOutcome]) -> None:
+        """Also what a replica said of its failure: the trainer's log and metrics have it, though the trainer goes on."""
         with self._changed:
             for outcome in outcomes:
                 self._outcomes[learner_pb2.UpdatePhase.Name(outcome.phase).removeprefix("UPDATE_PHASE_").lower()] += 1
+                if outcome.detail and outcome.phase not in (learner_pb2.UPDATE_PHASE_RECEIVED, learner_pb2.UPDATE_PHASE_LOADED):
+                    said = f"replica {outcome.replica_id}: {outcome.detail}"
+                    log.warning("version %d: %s", self._metrics.last_version, said)
+                    self._metrics = replace(self._metrics, last_error=self._metrics.last_error or said)
 
     def _failed(self, version: int, error: Exception) -> None:
         self._sender.close()

@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from learner.weights.announce import Probe, Verify, manifest_of
 from learner.weights.lora import base_parameters, targets_of, whole
-from learner.weights.plan import MAX_ROOTS, Run, TransferPlan, make_plan
+from learner.weights.plan import Run, TransferPlan, make_plan
+from learner.weights.roots import MAX_ROOTS
 from learner.weights.shards import gather_int64, read_shards
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.adapter import A, B, merged, scalings

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +28,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
 from rollout_server.weights.fetching import Source
+from rollout_server.weights.probing import disagreement, probe_of
 from rollout_server.weights.transaction import Action, ActionKind, Event, EventKind, Phase, State, advance
 
 log = logging.getLogger("headrace.rollout.weights")
@@ -98,14 +99,16 @@ class UpdateDriver:
         catch_up_s: float = 2.0,
         receive_timeout_s: float = 300.0,
         keep_mirror: bool = False,
+        committed: Callable[[dict[str, float]], None] = lambda pieces_s: None,
     ) -> None:
         """receive_timeout_s: of a transfer, a fetch or a commit; longer where the learner gives its own epochs longer (`welcome`).
-        keep_mirror: what was fetched is kept for peers and for deltas also where pushes follow."""
+        keep_mirror: what was fetched is kept for peers and for deltas also where pushes follow. committed: called with the pieces of each pause."""
         self._engine = engine
         self._source = source
         self._catch_up_s = catch_up_s
         self._least_timeout_s = self._receive_timeout_s = receive_timeout_s
         self._keep_mirror = keep_mirror
+        self._committed = committed
         self._state = State(loaded=engine.loaded_version)
         self._attached = False
         self._transfers: dict[int, pb.BeginTransfer] = {}  # by epoch, while it may be received
@@ -259,7 +262,7 @@ class UpdateDriver:
             return Event(kind=EventKind.FAILED, version=action.version, detail=_words(error))
 
     async def _receive(self, begin: pb.BeginTransfer) -> None:
-        self._probe = _probe_of(begin.manifest)
+        self._probe = probe_of(begin.manifest)
         call = self._engine.receive(begin.group.SerializeToString(), begin.manifest.SerializeToString(), self._receive_timeout_s)
         await asyncio.wait_for(call, self._receive_timeout_s + _MARGIN_S)
 
@@ -275,7 +278,7 @@ class UpdateDriver:
             mirror.doubt()
             raise
         mirror.confirm()
-        self._probe = _probe_of(mirror.manifest)
+        self._probe = probe_of(mirror.manifest)
         return mirror.manifest.version
 
     async def _commit(self, version: int) -> Event:
@@ -286,20 +289,10 @@ class UpdateDriver:
         except Exception as error:  # supervised edge, as in _execute
             return Event(kind=EventKind.REFUSED, version=version, detail=_words(error))
         self._pause_s, self._pieces_s = times.pause_s, times.pieces_s
-        if self._probe is not None and (why := await self._disagreement(self._probe)):
+        self._committed(times.pieces_s)
+        if self._probe is not None and (why := await disagreement(self._engine.probe, self._probe, limit_s=self._receive_timeout_s)):
             return Event(kind=EventKind.BROKEN, version=version, detail=why)
         return Event(kind=EventKind.COMMITTED, version=version)
-
-    async def _disagreement(self, probe: manifest_pb2.Probe) -> str:
-        """Why what was applied is not what the trainer has; empty when it is."""
-        try:
-            ours = await asyncio.wait_for(self._engine.probe(list(probe.token_ids)), self._receive_timeout_s)
-        except Exception as error:  # supervised edge: an engine that cannot be asked has not been verified
-            return f"the probe prompt could not be computed: {_words(error)}"
-        difference = sum(abs(a - b) for a, b in zip(ours, probe.logprobs, strict=True)) / max(1, len(ours))
-        if difference <= probe.tolerance:
-            return ""
-        return f"log-probs of the probe prompt differ from the trainer's by {difference:.4g} in the mean, more than {probe.tolerance:.4g}: the engine does not hold the version's weights"
 
     async def _clock(self) -> None:
         """Says BEHIND once the replica has been behind, and in no epoch, for long enough."""
@@ -321,10 +314,6 @@ class UpdateDriver:
         if self._num_failures == 0:
             return self._catch_up_s if self._state.loaded and not self._state.stale else 0.0
         return min(self._catch_up_s * 2.0 ** (self._num_failures - 1), max(_LONGEST_BACKOFF_S, self._catch_up_s))
-
-
-def _probe_of(manifest: manifest_pb2.Manifest) -> manifest_pb2.Probe | None:
-    return manifest.probe if manifest.verify == manifest_pb2.VERIFY_LOGPROBS and manifest.HasField("probe") else None
 
 
 def _words(error: Exception) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,19 @@ async def test_what_ignores_sigterm_is_killed_with_its_children_after_the_grace(
         await asyncio.to_thread(until, lambda: pids.exists() and len(pids.read_text().split()) == 2)
     assert time.monotonic() - started < 10
     until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
+
+
+async def test_a_service_that_takes_longer_to_leave_has_a_grace_of_its_own(tmp_path: Path) -> None:
+    """A learner cuts before it leaves."""
+    up, left = tmp_path / "up", tmp_path / "left"
+    body = (
+        f"import signal, sys, time\ndef leave(*_):\n    time.sleep(1)\n    open({str(left)!r}, 'w').close()\n    sys.exit(0)\n"
+        f"signal.signal(signal.SIGTERM, leave)\nopen({str(up)!r}, 'w').close()\ntime.sleep(60)"
+    )
+    async with Local(Policy(grace_s=0.1)) as local:
+        local.start(replace(script(tmp_path, "learner", body), grace_s=30.0))
+        await asyncio.to_thread(until, up.exists)
+    assert left.exists()
 
 
 async def test_what_a_dead_service_leaves_behind_is_killed_before_it_comes_back(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def agreement(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
         values, gradient = outcome(source, mesh, Engine(), torch.float32)
         for label, engine, dtype in (("flex float32", fast, torch.float32), ("flex bfloat16", fast, torch.bfloat16), ("pieces bfloat16", Engine(), torch.bfloat16)):
             other, slope = outcome(source, mesh, engine, dtype)
-            print(f"{name}, {label}", flush=True)
             result[f"{name}, {label}"] = {"value": float((other - values).abs().max()), "gradient": float((slope - gradient).abs().max() / gradient.abs().max())}
+            print(json.dumps({f"{name}, {label}": result[f"{name}, {label}"]}), flush=True)  # a run may be cut off
     return result
 
 

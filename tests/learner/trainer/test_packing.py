@@ -131,8 +131,10 @@ def test_rows_that_other_ranks_need_too_are_filled_evenly_by_cost() -> None:
     plan = Plan(made, row_tokens=100, share_prefix=True)
     assert plan.num_rows == 2
     assert sorted(row.ids.numel() for row in plan.rows(num_rows=3)) == [30, 50, 60]
-    # one token as dear as ten pairs: 60 tokens cost 60 + 1830 / 10 = 243, the three others 76.5, 76.5 and 41 together: all on the other row
-    assert sorted(row.ids.numel() for row in plan.rows(num_rows=2, pairs_per_token=10)) == [60, 80]
+    # 50, 30, 30 and 5 over two rows by tokens: 50 + 5 | 30 + 30. One token as dear as ten pairs: 50 costs 50 + 1275 / 10 = 177.5 and 30 + 30 only 153: 5 goes there
+    other = Plan([sample([1], list(range(1, n + 1)), group=str(i)) for i, n in enumerate((50, 30, 30, 5))], row_tokens=100, share_prefix=True)
+    assert sorted(row.ids.numel() for row in other.rows(num_rows=2)) == [55, 60]
+    assert sorted(row.ids.numel() for row in other.rows(num_rows=2, pairs_per_token=10)) == [50, 65]
     assert len(plan.rows(num_rows=9)) == 4  # no more than there are documents
 
 

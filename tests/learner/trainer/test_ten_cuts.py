@@ -53,7 +53,7 @@ def test_muon_on_shards_is_muon_on_whole_matrices_and_frozen_layers_stay(folders
     found = torch.load(tmp_path / "out")
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=2e-4, rtol=0)  # Newton-Schulz runs in bfloat16, lr .02
+        torch.testing.assert_close(found[name], value, atol=1e-3, rtol=0)  # Newton-Schulz runs in bfloat16; entries move by 5e-3 an update
     assert all(torch.equal(found[name], value) == ("layers.0." in name) for name, value in before.items())
     assert not any("layers.0." in name for name in found if name.startswith("state"))
 

@@ -15,12 +15,12 @@ from learner.weights.plan import (
     Region,
     Slice,
     TensorSpec,
-    assign_roots,
     make_plan,
     region_of,
     sub_regions,
     whole_on_all,
 )
+from learner.weights.roots import assign_roots
 
 Held = list[list[Box | None]]
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -30,6 +30,7 @@ class Feed(feed_pb2_grpc.FeedServiceServicer):
     gate: threading.Event = field(default_factory=threading.Event)
     answer: Callable[[feed_pb2.BeginUpdateRequest], feed_pb2.BeginUpdateResponse] = lambda _: feed_pb2.BeginUpdateResponse()
     num_retries: int = 0
+    outcomes: list[feed_pb2.MemberOutcome] = field(default_factory=list)
     limits: list[float] = field(default_factory=list)  # seconds that each BeginUpdate had left when it came
 
     def BeginUpdate(self, request: feed_pb2.BeginUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.BeginUpdateResponse:
@@ -41,7 +42,7 @@ class Feed(feed_pb2_grpc.FeedServiceServicer):
 
     def EndUpdate(self, request: feed_pb2.EndUpdateRequest, context: grpc.ServicerContext) -> feed_pb2.EndUpdateResponse:
         self.ends.append(request)
-        return feed_pb2.EndUpdateResponse(retry=len(self.ends) <= self.num_retries)
+        return feed_pb2.EndUpdateResponse(retry=len(self.ends) <= self.num_retries, outcomes=self.outcomes)
 
 
 @pytest.fixture
@@ -115,6 +116,19 @@ def test_a_member_that_never_comes_is_an_outcome_and_each_retry_is_a_new_attempt
     assert all(not end.ok and "receiver 1 did not appear in time" in end.error and end.epoch == 3 for end in servicer.ends)
     numbers = pushing.metrics()
     assert (numbers.num_failed, numbers.num_pushed, numbers.bytes_rooted, numbers.last_version) == (3, 0, 0, 7)
+    assert pushing.close(5)
+
+
+def test_what_a_replica_says_of_its_failure_reaches_the_trainer_in_time(feed: tuple[Feed, str], snapshot: Snapshot) -> None:  # faults.md 19
+    servicer, address = feed
+    servicer.answer = alone
+    servicer.outcomes = [feed_pb2.MemberOutcome(replica_id="replica-a", phase=learner_pb2.UPDATE_PHASE_FAILED, detail="staging of 48 bytes does not fit on cuda:0")]
+    servicer.gate.set()
+    pushing, began = pusher(address, rank=1), time.monotonic()
+    pushing.submit(7, replace(snapshot, rank=1))  # it is no root of this plan: its own sending cannot fail
+    assert pushing.wait_idle(20) and time.monotonic() - began < 10
+    numbers = pushing.metrics()
+    assert numbers.last_error == "replica replica-a: staging of 48 bytes does not fit on cuda:0" and numbers.outcomes == {"failed": 1}
     assert pushing.close(5)
 
 

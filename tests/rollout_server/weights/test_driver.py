@@ -76,6 +76,8 @@ class OneVersion:
         self.asked.append((newest, self.mirror.version))
         if self.error:
             raise self.error
+        if self.mirror.version == newest:
+            return  # it lies there already
         self.mirror.open(manifest_pb2.Manifest(version=self.version, buckets=[manifest_pb2.Bucket(num_bytes=2)]))
         self.mirror.write(0, 0, b"ab")
         self.mirror.close()
@@ -242,6 +244,20 @@ async def test_what_the_engine_refuses_is_not_built_upon() -> None:
         engine.stage_error = None
         assert await report(driver) == ("LOADED", 0, 9)
     assert source.asked == [(9, 0), (9, 0)]
+
+
+async def test_what_lay_here_already_is_brought_anew_once_the_engine_has_refused_it() -> None:
+    engine, source, reports = RecordingEngine(), OneVersion(9), []
+    engine.commit_error = ValueError("paused by somebody else")
+    async with Running(engine, source=source, catch_up_s=0.2) as driver:
+        driver.welcome(9)
+        reports.append(await report(driver))  # whole and verified, but not applied
+        engine.commit_error, engine.stage_error = None, RuntimeError("a bit of the copy has flipped")
+        reports.append(await report(driver))
+        engine.stage_error = None
+        reports.append(await report(driver))
+    assert reports == [("FAILED", 0, 9), ("FAILED", 0, 9), ("LOADED", 0, 9)]
+    assert source.asked == [(9, 0), (9, 9), (9, 0)]
 
 
 async def test_a_held_version_is_committed_when_told_and_a_push_gives_the_mirror_s_memory_back() -> None:
