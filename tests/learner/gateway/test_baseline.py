@@ -62,8 +62,7 @@ def test_its_reward_is_no_spread_and_no_pass() -> None:
     # samples 1, 1 are flat whatever the greedy answer got; their pass rate is 1, not 2 / 3
     ledger = with_baseline(zero_signal=True)
     ledger.set_data({"": Rules(tracked=True)})
-    pick = {"pick": {"why": "order", "epoch": 0, "at": 1}}
-    group, _ = ledger.open_group(holder="a", lease_id="l", now=0.0, lapse_at=9.0, prompt_id="p", prompt_row=4, **pick)
+    group, _ = ledger.open_group(holder="a", lease_id="l", now=0.0, lapse_at=9.0, prompt_id="p", prompt_row=4, pick={"why": "order", "epoch": 0, "at": 1})
     assert completed(ledger, group.group_id, (1.0, 1.0, 0.0)).reason == "zero_signal"
     assert ledger.account.history.look("").tracks[4].rates == (1.0,)
 
