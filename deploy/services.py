@@ -79,7 +79,7 @@ def describe(run: RunFile) -> dict[str, Any]:
         "run_dir": str(run.run_dir),
         "processes": ["learner", *_names("rollout", run.rollout.replicas), *_names("reward", num_rewards)],
         "groups_open_at_most": max_open_groups(run.learner),
-        "samples_a_step": run.learner.groups_per_step * run.learner.sampling.group_size,
+        "samples_a_step": run.learner.groups_per_step * (run.learner.sampling.group_size + (run.learner.algorithm.advantage.kind == "greedy_baseline")),
         "run": run.model_dump(mode="json"),
     }
 

@@ -282,6 +282,7 @@ def limits_of(config: LearnerConfig) -> Limits:
         flat_fails=config.filter.then == "fail",
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
         zero_signals={name: config.zero_signal_of(name) for name in config.data.sets},
+        baselines=frozenset(name for name in config.data.sources if config.has_baseline(name)),
     )
 
 
