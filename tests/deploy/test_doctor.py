@@ -77,7 +77,7 @@ def a_file(folder: Path, **changes: Any) -> Path:
     for name in ("tokenizer.json", "model.safetensors"):
         (model / name).write_text("{}")
     (folder / "prompts.jsonl").write_text('{"prompt": "1"}\n')
-    content = {"run_dir": str(folder / "run"), "model": str(model), "learner": {"data": {"prompts": str(folder / "prompts.jsonl")}, "trainer": {"served_dtype": "float32"}}, "rollout": {}, "reward": {"scorers": [{"name": "a", "use": "exact"}]}}
+    content: dict[str, Any] = {"run_dir": str(folder / "run"), "model": str(model), "learner": {"data": {"prompts": str(folder / "prompts.jsonl")}, "trainer": {"served_dtype": "float32"}}, "rollout": {}, "reward": {"scorers": [{"name": "a", "use": "exact"}]}}
     for key, value in changes.items():
         content[key] = {**content[key], **value} if isinstance(value, dict) and isinstance(content[key], dict) else value
     file = folder / "run.yaml"
