@@ -29,6 +29,7 @@ def contradictions(
         *_files(learner),
         *_gpus(learner, rollout, placement),
         *_security(learner),
+        *_metrics(learner, rollout, reward),
     ]
     return list(dict.fromkeys(lines))  # what is wrong for each of several data sets alike is said once
 
@@ -40,6 +41,20 @@ def _security(learner: LearnerConfig) -> Iterator[str]:
         yield str(error)
     if learner.security.certificate is not None and learner.security.ca is None:
         yield f"security.certificate={learner.security.certificate} without ca: the services of a run call each other, and would trust none of them; give ca"
+
+
+def _metrics(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None) -> Iterator[str]:
+    sections = [("learner", learner.metrics_address, 1), ("rollout", rollout.metrics_address, rollout.replicas), *([("reward", reward.metrics_address, reward.replicas)] if reward else [])]
+    for name, address, count in sections:
+        if not address:
+            continue
+        try:
+            check_address(f"{name}.metrics_address", address, may_be_free=True)
+            resolve(learner.security, address=address)
+        except ValueError as error:
+            yield str(error)
+        if count > 1 and not address.endswith(":0"):
+            yield f"{name}.metrics_address={address} with {name}.replicas={count}: only one of them could listen there; use port 0, or leave it empty"
 
 
 def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:

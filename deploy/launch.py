@@ -8,6 +8,7 @@ from collections.abc import Callable
 from deploy.local import Local, Outcome
 from deploy.progress import follow, words
 from deploy.schema import RunFile
+from deploy.scraping import write_scraping
 from deploy.services import local_services
 from learner.supervisor import claimed
 
@@ -27,7 +28,10 @@ async def _launch(run: RunFile, on_event: Callable[[str], None]) -> Outcome:
 
 async def _run(run: RunFile, on_event: Callable[[str], None]) -> Outcome:
     async with Local(on_event=on_event) as local:
-        for service in local_services(run):
+        services = local_services(run)
+        if (scraping := write_scraping(run, services)) is not None:
+            on_event(f"figures: prometheus --config.file={scraping}")
+        for service in services:
             local.start(service)
         steps = asyncio.create_task(tell_steps(run, on_event))
         try:

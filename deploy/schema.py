@@ -41,6 +41,13 @@ class Placement(Section):
     rollout_gpus: tuple[tuple[int, ...], ...] = Field((), description="a list for each replica")
 
 
+class Observability(Section):
+    """How a run is watched (docs/operating.md)."""
+
+    metrics: bool = Field(True, description="every service tells its figures on a port of its own, and run_dir/prometheus.yml says where")
+    host: str = Field("127.0.0.1", min_length=1, description="where these ports listen; others than this machine reach them only under `security`")
+
+
 class RunFile(Section):
     """A whole run.
 
@@ -58,6 +65,7 @@ class RunFile(Section):
     rollout: RolloutSection
     reward: RewardSection | None = Field(None, description="None: rollout.rewards names servers that run elsewhere")
     placement: Placement = Placement()
+    observability: Observability = Observability()
     security: SecurityConfig = Field(SecurityConfig(), description="of every service of the run")
 
 

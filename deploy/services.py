@@ -21,6 +21,8 @@ from pydantic import BaseModel
 from deploy.schema import RunFile
 from learner.config import LearnerConfig
 from protos.security import OPEN, Security, resolve
+from reward_server.config import RewardConfig
+from rollout_server.config import RolloutConfig
 
 LOOPBACK = "127.0.0.1"
 LEARNER_END_S = 20.0  # for a learner to end once its ranks have cut and left
@@ -37,6 +39,7 @@ class Service:
     command: tuple[str, ...]
     log: Path  # appended to
     address: str = ""  # host:port with gRPC health checks; empty: none
+    metrics_address: str = ""  # host:port of its figures; empty: it tells none
     environment: dict[str, str] = field(default_factory=dict)  # on top of the launcher's own
     restart: bool = True  # False: its exit ends the run
     security: Security = OPEN  # of health checks
@@ -55,14 +58,17 @@ def free_addresses(count: int) -> list[str]:
 def local_services(run: RunFile) -> list[Service]:
     """Writes resolved configurations under run_dir/resolved/launch and names the processes, reward servers first."""
     num_rewards = run.reward.replicas if run.reward else 0
-    learner_address, *free = free_addresses(1 + num_rewards + run.rollout.replicas)
+    count = 1 + num_rewards + run.rollout.replicas
+    addresses = free_addresses(2 * count)
+    learner_address, *free = addresses[:count]
+    metrics = iter(addresses[count:])
     if "address" in run.learner.model_fields_set:
         learner_address = _fixed(run.learner.address, learner_address)
     rewards = free[:num_rewards]
     return [
-        *_rewards(run, rewards),
-        *_rollouts(run, free[num_rewards:], learner_address, rewards),
-        _learner(run, learner_address),
+        *_rewards(run, rewards, metrics),
+        *_rollouts(run, free[num_rewards:], learner_address, rewards, metrics),
+        _learner(run, learner_address, next(metrics)),
     ]
 
 
@@ -73,7 +79,7 @@ def describe(run: RunFile) -> dict[str, Any]:
         "run_dir": str(run.run_dir),
         "processes": ["learner", *_names("rollout", run.rollout.replicas), *_names("reward", num_rewards)],
         "groups_open_at_most": max_open_groups(run.learner),
-        "samples_a_step": run.learner.groups_per_step * run.learner.sampling.group_size,
+        "samples_a_step": run.learner.groups_per_step * (run.learner.sampling.group_size + (run.learner.algorithm.advantage.kind == "greedy_baseline")),
         "run": run.model_dump(mode="json"),
     }
 
@@ -94,18 +100,26 @@ def _names(kind: str, count: int) -> list[str]:
     return [f"{kind}-{index}" for index in range(count)]
 
 
-def _rewards(run: RunFile, addresses: list[str]) -> Iterator[Service]:
+def _metrics_address(run: RunFile, section: LearnerConfig | RolloutConfig | RewardConfig, free: str) -> str:
+    """Where a service tells its figures: what its section says, else a free port of observability.host."""
+    if section.metrics_address:
+        return _fixed(section.metrics_address, free)
+    return _fixed(f"{run.observability.host}:0", free) if run.observability.metrics else ""
+
+
+def _rewards(run: RunFile, addresses: list[str], metrics: Iterator[str]) -> Iterator[Service]:
     if run.reward is None:
         return
     for name, address in zip(_names("reward", len(addresses)), addresses, strict=True):
-        yield _service(run, name, "reward_server", run.reward, {"address": address}, address)
+        yield _service(run, name, "reward_server", run.reward, {"address": address, "metrics_address": _metrics_address(run, run.reward, next(metrics))}, address)
 
 
-def _rollouts(run: RunFile, addresses: list[str], learner: str, rewards: list[str]) -> Iterator[Service]:
+def _rollouts(run: RunFile, addresses: list[str], learner: str, rewards: list[str], metrics: Iterator[str]) -> Iterator[Service]:
     gpus = run.placement.rollout_gpus
     for index, (name, address) in enumerate(zip(_names("rollout", len(addresses)), addresses, strict=True)):
         changes = {
             "address": address,
+            "metrics_address": _metrics_address(run, run.rollout, next(metrics)),
             "learner": learner,
             "rewards": rewards or list(run.rollout.rewards),
             "replica_id": f"{run.rollout.replica_id}-{index}" if run.rollout.replica_id else name,
@@ -114,8 +128,9 @@ def _rollouts(run: RunFile, addresses: list[str], learner: str, rewards: list[st
         yield _service(run, name, "rollout_server", run.rollout, changes, address, gpus[index] if gpus else ())
 
 
-def _learner(run: RunFile, address: str) -> Service:
-    return _service(run, "learner", "learner", run.learner, {"address": address}, address, run.placement.learner_gpus)
+def _learner(run: RunFile, address: str, free_for_metrics: str) -> Service:
+    changes = {"address": address, "metrics_address": _metrics_address(run, run.learner, free_for_metrics)}
+    return _service(run, "learner", "learner", run.learner, changes, address, run.placement.learner_gpus)
 
 
 def _service(
@@ -130,6 +145,7 @@ def _service(
         command=(sys.executable, "-m", module, "--config", str(file)),
         log=run.run_dir / "logs" / f"{name}.log",
         address=address,
+        metrics_address=config["metrics_address"],
         environment=_environment(gpus),
         restart=module != "learner",
         security=resolve(run.security),

@@ -53,6 +53,8 @@ class CriticAdvantage(Section):
 
 
 class GreedyAdvantage(Section):
+    """ReMax: each group has one sample more, drawn greedily, whose reward is the baseline."""
+
     kind: Literal["greedy_baseline"]
 
 
@@ -214,9 +216,6 @@ class OverlongConfig(Section):
 
 
 PresetName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "dapo", "gspo", "cispo", "sapo", "decoupled_ppo", "ppo", "opd"]
-_MISSING = {
-    "greedy_baseline": "needs the reward of a greedy answer to each prompt, and a lease asks for samples of one temperature only; use advantage.kind=leave_one_out, whose baseline costs no further sample",
-}
 
 
 class AlgorithmConfig(Section):
@@ -244,9 +243,6 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _contradictions(self) -> AlgorithmConfig:
-        missing = _MISSING.get(self.advantage.kind)
-        if missing:
-            raise ValueError(f"algorithm.name={self.name}: advantage.kind={self.advantage.kind} {missing}")
         if (self.advantage.kind == "teacher") != (self.teacher is not None):
             raise ValueError(f"algorithm.name={self.name}: advantage.kind={self.advantage.kind} with algorithm.teacher={'set' if self.teacher else 'not set'}; a teacher goes with advantage.kind=teacher (name=opd) and is needed there: teacher: {{model: FOLDER}}")
         if self.norm_tokens is not None and self.aggregation != "sequence_sum":

@@ -198,6 +198,7 @@ class LearnerConfig(Section):
     run_id: str = Field("", description="empty: made at the first start and kept in the run folder")
     model: str = Field(description="Hugging Face folder or hub id")
     address: str = Field("127.0.0.1:7430", description="where the gateway listens")
+    metrics_address: str = Field("", description="host:port where Prometheus finds the learner's figures; port 0 takes a free one; empty: nowhere")
     steps: Count = Field(100, description="training steps of the whole run")
     max_minutes: float | None = Field(None, gt=0, description="end in good order after this time; None: no limit")
     seed: Seed = 0
@@ -240,6 +241,10 @@ class LearnerConfig(Section):
         preset = PRESETS.get(one.algorithm.get("name", ""), {}).get("filter", {})
         return bool(preset.get("zero_signal") or self.filter.zero_signal) if one.zero_signal is None else one.zero_signal
 
+    def has_baseline(self, name: str) -> bool:
+        """Whether each group of this data set has one sample more: the greedy answer, which the others are held against."""
+        return self.algorithm_of(name).advantage.kind == "greedy_baseline"
+
     @model_validator(mode="after")
     def _critic_fits(self) -> LearnerConfig:
         if self.algorithm.advantage.kind != "gae" and self.critic is not None:
@@ -280,6 +285,10 @@ class LearnerConfig(Section):
             raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than {size_key}={size}: no subset of k exists; use a smaller k")
         if kind == "teacher" and zero_signal:
             raise ValueError(f"{zero_key}=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
+        if kind == "greedy_baseline" and zero_signal:
+            raise ValueError(f"{zero_key}=true with advantage.kind=greedy_baseline: samples of equal rewards still differ from the greedy answer's; set zero_signal=false")
+        if kind == "greedy_baseline" and self.control == "shuffled_rewards":
+            raise ValueError("control=shuffled_rewards with advantage.kind=greedy_baseline: only samples are shuffled, and their mean against the greedy answer would still teach; use another advantage for the control")
         if kind == "several_rewards" and zero_signal:
             raise ValueError(f"{zero_key}=true with advantage.kind=several_rewards: the filter looks at the total reward, whose parts may differ where it does not; set zero_signal=false")
         if kind == "several_rewards" and self.filter.unscored == "fallback":

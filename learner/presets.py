@@ -36,7 +36,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "kl": {"coefficient": 0.01, "estimator": "k1", "where": "reward", "reference": "frozen"},
         },
     },
-    "remax": {"algorithm": {"advantage": {"kind": "greedy_baseline"}, "loss": {"kind": "reinforce"}}},
+    "remax": {
+        "algorithm": {"advantage": {"kind": "greedy_baseline"}, "loss": {"kind": "reinforce"}, "correction": {"level": "token", "mode": "truncate", "high": 2.0}},
+        "filter": {"min_usable": 1},
+    },
     "opd": {"algorithm": {"advantage": {"kind": "teacher"}, "loss": {"kind": "reinforce"}, "correction": {"level": "token", "mode": "truncate", "high": 2.0}}},
 }
 

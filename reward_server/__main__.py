@@ -17,10 +17,13 @@ import yaml
 from pydantic import ValidationError
 
 from protos import mistakes, rpc
+from protos.exporting import Exporter
+from protos.resources import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
 from protos.security import resolve
 from reward_server import wiring
 from reward_server.config import RewardConfig
+from reward_server.metrics import FIGURES, Seen
 from reward_server.plane import Plane
 from reward_server.reloading import Reloading
 from reward_server.servicer import RewardServicer
@@ -56,7 +59,10 @@ async def serve(config: RewardConfig, address_file: Path | None, reread: Callabl
     security = resolve(config.security, address=config.address)
     server = rpc.Server(config.address, [lambda grpc_server: add_RewardServiceServicer_to_server(servicer, grpc_server)], security)
     servicer.refused = lambda: server.guard.num_refused
+    seen = Seen(plane=plane, num_pending=lambda: servicer.num_pending, num_refused=servicer.refused, gpus=Gpus())
+    exporter = Exporter(config.metrics_address, FIGURES, seen, resolve(config.security, address=config.metrics_address))
     try:
+        await exporter.start()
         await server.start()
         if await _unless_told(plane.start(), told):
             await server.ready()
@@ -66,6 +72,7 @@ async def serve(config: RewardConfig, address_file: Path | None, reread: Callabl
             await told.wait()
             servicer.drain()
     finally:
+        await exporter.stop()
         await server.stop(config.grace_s)
         await plane.stop()
 

@@ -82,6 +82,7 @@ class RewardConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     address: str = Field("127.0.0.1:0", description="where RewardService listens; port 0 takes a free one")
+    metrics_address: str = Field("", description="host:port where Prometheus finds this server's figures; port 0 takes a free one; empty: nowhere")
     scorers: tuple[ScorerConfig, ...] = Field(description="at least one")
     default: str = Field("", description="scorer of requests that name none; empty: the first")
     cache: CacheConfig = CacheConfig()

@@ -88,6 +88,16 @@ class Pool:
         """Whether nothing waits and nothing runs."""
         return not len(self._lanes) and not self._busy
 
+    @property
+    def num_queued(self) -> int:
+        """Calls that no process has taken yet."""
+        return len(self._lanes)
+
+    @property
+    def num_busy(self) -> int:
+        """Processes at work."""
+        return len(self._busy)
+
     async def stop(self) -> None:
         """Kills and reaps every process. Calls still queued are not answered."""
         if self._watching is not None:

@@ -48,6 +48,11 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         self._group_room = asyncio.Event()
         self._is_draining = False
 
+    @property
+    def num_pending(self) -> int:
+        """Items read from callers and not answered yet."""
+        return sum(stream.num_pending for stream in self._streams) + self._num_grouped
+
     def drain(self) -> None:
         """Streams read no further, answer what they have read, and end with UNAVAILABLE."""
         self._is_draining = True

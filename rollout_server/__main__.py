@@ -52,6 +52,8 @@ def make_engine(config: RolloutConfig, folder: Path) -> Engine:
 def check_addresses(config: RolloutConfig) -> None:
     """Raises ValueError for an address that nobody could answer on, which would be waited for in vain."""
     mistakes.check_address("address", config.address, may_be_free=True)
+    if config.metrics_address:
+        mistakes.check_address("metrics_address", config.metrics_address, may_be_free=True)
     if config.learner:
         mistakes.check_address("learner", config.learner)
     for address in config.rewards:

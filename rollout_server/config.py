@@ -18,6 +18,7 @@ class RolloutConfig(BaseModel):
 
     model: str = Field(description="Hugging Face folder or hub id")
     address: str = Field("127.0.0.1:0", description="where RolloutService listens; port 0 takes a free one")
+    metrics_address: str = Field("", description="host:port where Prometheus finds this server's figures; port 0 takes a free one; empty: nowhere")
     learner: str = Field("", description="host:port of a learner; empty: a plain generation service")
     rewards: tuple[str, ...] = Field((), description="host:port of reward servers; needed with a learner")
     replica_id: str = Field("", description="empty: host name and process id")

@@ -63,6 +63,9 @@ class EngineStats:
     num_running: int  # requests that are drawn or wait to be
     num_tokens: int  # tokens handed out since start
     idle_s: float  # seconds since start without any request
+    num_waiting: int | None = None  # of the running ones, those in the engine's queue; None: it does not tell
+    kv_use: float | None = None  # share of the KV cache in use, 0 to 1; None: it does not tell
+    num_preempted: int | None = None  # requests that lost their KV cache, since start; None: it does not tell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

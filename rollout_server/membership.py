@@ -226,7 +226,7 @@ class Membership:
     def _driver(self) -> UpdateDriver:
         if self._replica.driver is None or self._driver_life != self._replica.life:
             self._stop_driver()
-            self._replica.driver = UpdateDriver(self._replica.engine, source=self._source, keep_mirror=self._keep_mirror)
+            self._replica.driver = UpdateDriver(self._replica.engine, source=self._source, keep_mirror=self._keep_mirror, committed=self._replica.tally.updated)
             self._driver_task = asyncio.create_task(self._replica.driver.run())
             self._driver_life = self._replica.life
         return self._replica.driver

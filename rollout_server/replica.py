@@ -14,6 +14,7 @@ from pathlib import Path
 from protos.rollout.v1alpha1 import rollout_pb2 as pb
 from rollout_server.checkpoint import folder_update
 from rollout_server.engine import Delta, Engine, EngineUnavailableError, SamplingSpec
+from rollout_server.tally import Tally
 from rollout_server.weights.driver import CommitError, CommitTimes, UpdateDriver
 
 logger = logging.getLogger("headrace.rollout.replica")
@@ -33,6 +34,7 @@ class Replica:
         self.driver: UpdateDriver | None = None  # set by the membership, one for each life of the engine
         self.life = 0  # how often the engine has come up
         self.draining = False
+        self.tally = Tally()
         self._up = False
         self._broken = ""  # why LoadWeights left the weights undefined
         self._down_reason = "the engine is loading"
@@ -77,12 +79,21 @@ class Replica:
         if self.state not in (pb.REPLICA_STATE_SERVING, pb.REPLICA_STATE_WAITING):
             raise EngineUnavailableError(self.detail)
         self._requests.add(request_id)
+        end = "cancelled"
         try:
             async with aclosing(self.engine.generate(prompt_ids, sampling, request_id, stream=stream)) as deltas:
                 async for delta in deltas:
+                    end = delta.finish or end
                     yield delta
+        except ValueError:
+            end = "refused"
+            raise
+        except Exception:
+            end = "failed"
+            raise
         finally:
             self._requests.discard(request_id)
+            self.tally.ends[end] += 1
 
     async def drain(self, grace_s: float) -> int:
         """Refuses new requests, waits for running ones up to grace_s, then aborts the rest; returns how many."""
@@ -117,6 +128,7 @@ class Replica:
                 self._broken = str(error)
                 raise
             self._broken, self._folder = "", folder
+            self.tally.updated(times.pieces_s)
             return times
 
     # --- life

@@ -15,7 +15,9 @@ from typing import Any
 import grpc
 
 from protos import identity, rpc
+from protos.exporting import Exporter
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
+from protos.resources import Gpus
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.security import resolve
 from protos.weights.folder import Place
@@ -24,6 +26,7 @@ from rollout_server.actor import Actor
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
 from rollout_server.membership import Left, Membership
+from rollout_server.metrics import FIGURES, Seen
 from rollout_server.replica import CHECK_S, Replica
 from rollout_server.scoring import Scoring
 from rollout_server.servicer import RolloutServicer
@@ -59,6 +62,10 @@ class Service:
             refused=lambda: self.server.guard.num_refused,
         )  # fmt: skip
         self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)], self._security)
+        self.exporter = Exporter(
+            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=Gpus()),
+            resolve(config.security, address=config.metrics_address),
+        )  # fmt: skip
 
     @property
     def address(self) -> str:
@@ -77,12 +84,14 @@ class Service:
         for name in sweep(Path(self._config.mirror_dir)):
             logger.info("removed %s, which a replica that is gone left behind", name)
         try:
+            await self.exporter.start()
             await self._until_stopped(self.replica.start())
             if self._stopping.is_set():
                 return
             logger.info("serves %s by %s at %s", self._config.model, self.replica.engine.info.name, self.address)
             await self._run()
         finally:
+            await self.exporter.stop()
             await self.server.stop(grace_s=1.0)
             await self.replica.engine.stop()
             self.mirror.remove()
@@ -149,7 +158,7 @@ class Service:
     async def _follow_folder(self) -> None:
         """Without a learner: serves the newest version on the shared path, for ever."""
         source = FolderSource(self.mirror, Place(self._config.weights_folder))
-        driver = self.replica.driver = UpdateDriver(self.replica.engine, source=source)
+        driver = self.replica.driver = UpdateDriver(self.replica.engine, source=source, committed=self.replica.tally.updated)
         driver.welcome(0)
         running = asyncio.create_task(driver.run())
         try:

@@ -19,6 +19,8 @@ class Accounting:
         self._ids: dict[str, str] = {}
         self._drawn: dict[str, int] = {}  # by our id, of requests whose last token has not arrived
         self.num_arrived = 0  # tokens of all requests since the start
+        self.scheduler: Any = None  # the newest SchedulerStats; None where the engine was told to keep none
+        self.num_preempted = 0  # requests that lost their KV cache, since the start; 0 without those
         self._watch(engine.engine_core, engine.output_processor)
 
     def _watch(self, core: Any, processor: Any) -> None:
@@ -39,7 +41,10 @@ class Accounting:
         processor.add_request = watched_add_request
 
     def _count(self, outputs: Any) -> None:
+        self.scheduler = getattr(outputs, "scheduler_stats", None) or self.scheduler
         for output in getattr(outputs, "outputs", ()):  # an exception ends the engine
+            if events := getattr(output, "events", None):
+                self.num_preempted += sum(event.type.name == "PREEMPTED" for event in events)
             name = self._names.get(output.request_id)
             if name in self._drawn:
                 self._drawn[name] += len(output.new_token_ids)

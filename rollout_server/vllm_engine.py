@@ -11,12 +11,14 @@ by version, so that no later request finds KV of older weights.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,6 +83,10 @@ class VllmEngine:
         self._loaded_version = 0
         self._tracks.clear()
         self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments)
+        # What was made so far lives as long as the engine: a full collection over it (hundreds of thousands of objects of torch, transformers
+        # and vLLM) would hold up every stream each time. vLLM does the same in its own processes.
+        gc.collect()
+        gc.freeze()
         self._accounting = Accounting(self._engine)
         workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
         await self._choose_apply(self._config.apply)
@@ -117,7 +123,11 @@ class VllmEngine:
             raise EngineUnavailableError("the engine's process is not running")
 
     def stats(self) -> EngineStats:
-        return self._meter.stats()
+        stats = self._meter.stats()
+        if self._accounting is None or self._accounting.scheduler is None:
+            return stats
+        seen = self._accounting.scheduler
+        return replace(stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=self._accounting.num_preempted)
 
     # --- drawing
 

@@ -77,7 +77,7 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool) -> di
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # of exactly the distribution that was sampled from
         "generation_config": "vllm",  # the model's own never leaks in
-        "disable_log_stats": True,
+        "disable_log_stats": not config.metrics_address,
         "worker_extension_cls": "rollout_server.worker.WorkerExtension",
         **memory,
     }
@@ -97,9 +97,14 @@ def make_engine(arguments: dict[str, Any]) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     except ValidationError as error:  # many lines of it; each message begins with the rule
         raise ValueError("vLLM refuses the configuration: " + "; ".join(" ".join(e["msg"].split()) for e in error.errors())) from error
+    # The scheduler tells of queue and KV cache (vllm_accounting.py); the front end's own reckoning over every output is not wanted. Its
+    # output handler, which reads these, starts with the first request.
+    engine.log_stats = engine.output_processor.log_stats = False
+    engine.logger_manager = None
+    return engine
 
 
 def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -> Any:

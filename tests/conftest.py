@@ -16,6 +16,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",  # a test that reaches for the hub is a bug
     "TOKENIZERS_PARALLELISM": "false",
+    "RES_OPTIONS": "timeout:1 attempts:1",  # torch's store asks for the name of each peer: without an answer that takes glibc's 5 s, and the store stands still
 }
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)

@@ -8,6 +8,7 @@ from a step on again; they are then due in their order before anything else (rep
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,21 +23,31 @@ LEASED, ENDED, PLANNED, ONCE, STALE, TOKENS = (
     "every group is leased once, in order", "a group ends once", "plans hold complete open groups, once", "no group is trained twice",
     "no trained token is older than max_staleness", "a plan's tokens by staleness are those of its samples",
 )  # fmt: skip
+SIZES, BASELINE = "a group has as many samples as the configuration says", "a trained group's baseline has a score"
 CLOSED, VERSIONS, SAMPLES, KINDS, HELD = "closes match plans", "versions rise and are never used twice", "a sample is booked once", "records are known", "a trained sample's payload is in the journal"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The run's own settings. max_staleness in steps."""
+    """The run's own settings. max_staleness in steps. group_sizes: of data sets that have their own.
+
+    greedy: whether groups have one sample more, the greedy answer that is the others' baseline; None: a matter of each data set.
+    """
 
     groups_per_step: int
     group_size: int
     max_staleness: int
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    greedy: bool | None = None
+
+    def size_of(self, data_set: str, *, baseline: bool) -> int:
+        """Samples of a group."""
+        return self.group_sizes.get(data_set, self.group_size) + baseline
 
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """place: open, planned, trained, or "dropped: reason". samples and has_payload by sample index."""
+    """place: open, planned, trained, or "dropped: reason". samples and has_payload by sample index. baseline: the last one is, and is not trained."""
 
     first_version: int
     prompt_row: int
@@ -44,6 +55,12 @@ class Group:
     place: str = "open"
     samples: dict[int, Sample] = field(default_factory=dict)
     has_payload: set[int] = field(default_factory=set)
+    baseline: bool = False
+
+    @property
+    def trained(self) -> dict[int, Sample]:
+        """Samples that may be trained on."""
+        return {index: sample for index, sample in self.samples.items() if sample.usable and not (self.baseline and index == self.size - 1)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +148,17 @@ class Accounting:
         missing = [group_name(number) for number in range(self.next_group, min(seq, self.next_group + 3))]
         if self._must(seq >= self.next_group, LEASED, entry, f"group {group_name(seq)} is leased for the first time again"):
             self._must(seq == self.next_group, LEASED, entry, f"group {group_name(seq)} follows {group_name(self.next_group - 1)}: {seq - self.next_group} are missing, {', '.join(missing)} …")
-            self.groups[seq] = Group(first_version=record["version"], prompt_row=record["prompt_row"], size=record.get("size", self._rules.group_size))
+            self.groups[seq] = self._new_group(record, entry)
             self.next_group = seq + 1
         current = self.published and record["version"] == self.versions.newest
         self._must(current, LEASED, entry, f"group {group_name(seq)} is leased for version {record['version']}, the newest published is {self.versions.newest if self.published else 'none'}")
+
+    def _new_group(self, record: dict[str, Any], entry: Entry) -> Group:
+        rules, baseline, size = self._rules, record.get("baseline", False), record.get("size", self._rules.group_size)
+        wanted, name = rules.size_of(record.get("data_set", ""), baseline=baseline), group_name(record["seq"])
+        self._must(size == wanted, SIZES, entry, f"group {name} has {size} samples, the configuration says {wanted}{', the greedy one counted in' if baseline else ''}")
+        self._must(rules.greedy in (None, baseline), SIZES, entry, f"group {name} is {'' if baseline else 'not '}given a greedy answer as its baseline, which the run's algorithm has{' not' if baseline else ''}")
+        return Group(first_version=record["version"], prompt_row=record["prompt_row"], size=size, baseline=baseline)
 
     def _on_data(self, record: dict[str, Any], entry: Entry) -> None:
         """What is kept of each data set; with `restart` the data are others, and what was not complete is dropped."""
@@ -211,14 +235,17 @@ class Accounting:
         self._must(whole, PLANNED, entry, f"{name} has the samples {sorted(group.samples)} of {group.size}")
         missing = sorted(set(group.samples) - group.has_payload)
         self._must(not missing, HELD, entry, f"{name}: the payloads of samples {missing} are not there")
+        if group.baseline:
+            greedy = group.samples.get(group.size - 1)
+            self._must(greedy is not None and greedy.usable, BASELINE, entry, f"{name} has no scored greedy answer (sample {group.size - 1})")
         group.place = "planned"
 
     def _check_ages(self, plan: Plan, entry: Entry) -> None:
         tokens: Counter[int] = Counter()
         for seq in plan.groups:
-            samples = self.groups[seq].samples if seq in self.groups else {}
+            samples = self.groups[seq].trained if seq in self.groups else {}
             for index, sample in samples.items():
-                for version, count in sample.tokens if sample.usable else ():
+                for version, count in sample.tokens:
                     age = self.versions.age(version, plan.step)
                     bound = self._rules.max_staleness
                     self._must(age is not None and 0 <= age <= bound, STALE, entry, f"sample ({group_name(seq)}, {index}) in step {plan.step}: tokens of version {version} are {age} steps old, max_staleness is {bound}")

@@ -69,7 +69,13 @@ def _config(run_dir: Path) -> dict[str, Any]:
 
 
 def _rules(config: dict[str, Any]) -> Rules:
-    return Rules(groups_per_step=config["groups_per_step"], group_size=config["sampling"]["group_size"], max_staleness=config["staleness"]["max_staleness"])
+    sets = config.get("data", {}).get("sets", {})
+    own = any(one.get("algorithm") for one in sets.values())
+    return Rules(
+        groups_per_step=config["groups_per_step"], group_size=config["sampling"]["group_size"], max_staleness=config["staleness"]["max_staleness"],
+        group_sizes={name: one["group_size"] for name, one in sets.items() if one.get("group_size")},
+        greedy=None if own else config.get("algorithm", {}).get("advantage", {}).get("kind") == "greedy_baseline",
+    )  # fmt: skip
 
 
 def _follow(run_dir: Path, source: Journal, whole: bool, saved: list[cuts.Cut], accounting: Accounting, findings: Findings) -> None:

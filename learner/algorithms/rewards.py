@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class GroupScores:
     rewards: Tensor  # float64 [num_usable]
     num_tokens: Tensor  # int64 [num_usable], trained tokens
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # each float64 [num_usable]; NaN where a sample lacks it
+    baseline: float = math.nan  # reward of the greedy answer to the prompt; NaN: the group has none
 
 
 def checked_rewards(rewards: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ A record is one mutation, whole: a msgpack-able dict with its "type". The same r
 a restarted gateway is the newest cut's `state()` plus the journal's records after it. Which records may be made is ledger.py's.
 
     data           rules, restart           what is kept of each data set; restart: the data are others, unfinished groups are dropped
-    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size and pick where they are not plain
+    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size, baseline and pick where they are not plain
     leased_again   seq, lease
     submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""; kept: why it might have been
     released       given_back, failed, dropped                         leases that ended unfulfilled: seqs; dropped: out of attempts
@@ -111,6 +111,7 @@ class Account:
             lease=Lease(**record["lease"]),
             data_set=record.get("data_set", ""),
             size=record.get("size", self.group_size),
+            baseline=record.get("baseline", False),
         )
         self.history.opened(self.groups[seq].data_set, record["prompt_row"], seq=seq, step=self.step, pick=record.get("pick", {}))
         self.next_seq += 1

@@ -45,8 +45,8 @@ class Decision:
     leave: bool = False
 
     def rows_of(self, rank: int) -> list[tuple[str, int]]:
-        """(group_id, sample_index) of the usable samples that a rank gets, in table order."""
-        return [(row.group_id, row.sample_index) for row, owner in self.table if owner == rank and row.facts.usable]
+        """(group_id, sample_index) of the samples to train on that a rank gets, in table order."""
+        return [(row.group_id, row.sample_index) for row, owner in self.table if owner == rank and row.trains]
 
 
 class Batches:
@@ -207,7 +207,7 @@ class Batches:
     def _assign(self, rows: list[Row], num_ranks: int) -> tuple[tuple[Row, int], ...]:
         groups: dict[str, list[Row]] = {row.group_id: [] for row in rows}
         for row in rows:
-            groups[row.group_id] += [row] if row.facts.usable else []
+            groups[row.group_id] += [row] if row.trains else []
         costs = [group_cost(max((row.facts.num_prompt_tokens for row in own), default=0), [row.facts.num_completion_tokens for row in own]) for own in groups.values()]
         owner = dict(zip(groups, owners(costs, num_ranks), strict=True))
         if self._shuffle_rewards:

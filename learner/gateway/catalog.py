@@ -36,7 +36,6 @@ class Catalog:
     stop_token_ids: tuple[int, ...]
     fingerprint: str  # of the prompts that fit, in order
     picker: Picker
-    group_sizes: dict[str, int]  # by data set
     rules: dict[str, Rules]  # by data set
 
     @property
@@ -80,7 +79,6 @@ def load(config: LearnerConfig, folder: Path, cache: Path) -> Catalog:
         stop_token_ids=tuple(config.sampling.stop_token_ids) or rendering.stop_ids(folder),
         fingerprint=" ".join(f"{name}={value}" if name else value for name, value in zip(read, fingerprints, strict=True)),
         picker=picker_of(config.data.sources, fitting, seed=config.seed),
-        group_sizes={name: one.group_size or config.sampling.group_size for name, one in config.data.sources.items()},
         rules={name: rules_of(one) for name, one in config.data.sources.items()},
     )
 

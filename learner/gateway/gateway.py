@@ -20,6 +20,7 @@ from learner.gateway.attendance import Attendance
 from learner.gateway.batches import Batches
 from learner.gateway.books import Books
 from learner.gateway.clock import RunClock
+from learner.gateway.counters import PushCounters, StepClock
 from learner.gateway.deltas import Deltas
 from learner.gateway.evaluation_desk import EvaluationDesk
 from learner.gateway.feed import Feed
@@ -27,7 +28,9 @@ from learner.gateway.feed_servicer import FeedServicer, add_to_server
 from learner.gateway.fetches import Fetches
 from learner.gateway.handshake import Identity
 from learner.gateway.journals import open_journal
+from learner.gateway.last_step import LastStep
 from learner.gateway.leases import LeaseDesk
+from learner.gateway.metrics import FIGURES, Seen
 from learner.gateway.recovery import Recovered, put_back, recover
 from learner.gateway.refusals import unavailable
 from learner.gateway.saving import Saving
@@ -42,8 +45,10 @@ from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
 from learner.lines import Lines
 from learner.shared_memory import snapshot_root
+from protos.exporting import Exporter
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
+from protos.resources import Gpus
 from protos.rpc import Server
 from protos.security import resolve
 from protos.weights.folder import Place
@@ -91,12 +96,18 @@ class Gateway:
             push_deadline_s=config.push.deadline_s,
         )
         self._held_out = catalog.Shelf()
+        self._pushes, self._steps, self._gpus = PushCounters(), StepClock(), Gpus()
         self._evaluation = self._make_evaluation()
         self._desk = LeaseDesk(
             self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted, evaluation=self._evaluation
         )  # fmt: skip
         self.feed = self._make_feed(recovered, checkpoints)
         self._server = Server(config.address, [self._add_learner_service, self._add_feed_service], resolve(config.security, address=config.address))
+        seen = Seen(
+            config=config, books=self._books, attendance=self._attendance, saving=self._saving, pushes=self._pushes, steps=self._steps,
+            last=LastStep(config.run_dir / "metrics.jsonl"), gpus=self._gpus, num_refused=lambda: self._server.guard.num_refused,
+        )  # fmt: skip
+        self.exporter = Exporter(config.metrics_address, FIGURES, seen, resolve(config.security, address=config.metrics_address))
 
     @property
     def port(self) -> int:
@@ -109,13 +120,14 @@ class Gateway:
         if self._evaluation is None and self._books.evaluations.current is not None:
             self._books.commit(self._books.evaluations.end("removed", None))  # the run had evaluation before and has none now
         await self._server.start()
+        await self.exporter.start()
         write_whole(self._config.run_dir / "gateway.address", reachable(self._config.address, self.port))
         await self.feed.restore_snapshots()
         await self._server.ready()
         logger.info("run %s is served on port %d from step %d", self.run_id, self.port, self._books.ledger.step)
         endings: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending) for ending in (stopping.wait(), self.feed.finished.wait(), self._books.failure)]
         evaluating = [self._evaluation.watch()] if self._evaluation else []
-        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *evaluating, *([self._sharing.run()] if self._sharing else []))]
+        loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *evaluating, *([self._sharing.run()] if self._sharing else []), *([self._sample_gpus()] if len(self._gpus) else []))]
         try:
             await _first(endings, loops)
             if self.feed.finished.is_set():
@@ -167,7 +179,14 @@ class Gateway:
                 told_to_stop, end_s = True, min(end_s, now_s() + LAST_GRACE_S)
             await asyncio.sleep(0.1)
 
+    async def _sample_gpus(self) -> None:
+        """For ever: a look at the learner's GPUs each second, for the use of a whole step."""
+        while True:
+            await asyncio.sleep(1.0)
+            self._steps.sample([gpu.use for gpu in self._gpus.now()])
+
     async def _stop(self) -> None:
+        await self.exporter.stop()
         self._attendance.end_all(unavailable("the gateway is stopping; attend again"))
         await self._server.stop(STOP_GRACE_S)
         self._clock.save()
@@ -186,6 +205,7 @@ class Gateway:
 
     def _closed(self) -> None:
         """After each publication."""
+        self._steps.closed()
         self._clock.save()
         if self._evaluation is not None:
             self._evaluation.published()
@@ -207,7 +227,7 @@ class Gateway:
             recovered=recovered,
             attendance=self._attendance,
             batches=batches,
-            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=line_writer(config.run_dir / "pushes.jsonl"), record_load=line_writer(config.run_dir / "loads.jsonl"), generating_share=config.push.generating_share),
+            updates=Updates(self._attendance, self._snapshots, transports=transports_of(config), limits=push, record=both(line_writer(config.run_dir / "pushes.jsonl"), self._pushes.epoch), record_load=both(line_writer(config.run_dir / "loads.jsonl"), self._pushes.load), generating_share=config.push.generating_share),
             published=self._snapshots,
             saving=saving,
             checkpoints=checkpoints,
@@ -262,6 +282,7 @@ def limits_of(config: LearnerConfig) -> Limits:
         flat_fails=config.filter.then == "fail",
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
         zero_signals={name: config.zero_signal_of(name) for name in config.data.sets},
+        baselines=frozenset(name for name in config.data.sources if config.has_baseline(name)),
     )
 
 
@@ -311,6 +332,16 @@ def line_writer(path: Path) -> Callable[[dict[str, Any]], None]:
             logger.warning("%s: %s", path, error)
 
     return write
+
+
+def both(first: Callable[[dict[str, Any]], None], second: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """One line to two who want it."""
+
+    def tell(line: dict[str, Any]) -> None:
+        first(line)
+        second(line)
+
+    return tell
 
 
 def reachable(address: str, port: int) -> str:

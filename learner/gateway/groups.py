@@ -100,7 +100,8 @@ class Group:
     first_version: least version of the first lease; no token of it may be older.
     floor_step: policy step at the first lease; it is not leased again while the run is rolled back below that.
     attempts: leases that count (one given back in good order does not).
-    data_set: name of the prompt's data set; empty: the run has one without a name. size: samples of the group.
+    data_set: name of the prompt's data set; empty: the run has one without a name. size: samples of the group, the baseline counted in.
+    baseline: the last sample is the greedy answer, whose reward the others are held against; it is never trained on.
     rolled_back: it was open in a rollback, so its age may break the bound without a defect.
     """
 
@@ -117,13 +118,20 @@ class Group:
     samples: dict[int, SampleFacts] = field(default_factory=dict)
     place: Place = "open"
     rolled_back: bool = False
+    baseline: bool = False
 
     @property
     def group_id(self) -> str:
         return group_id(self.seq)
 
+    @property
+    def baseline_index(self) -> int | None:
+        """Sample index of the greedy answer; None where the group has none."""
+        return self.size - 1 if self.baseline else None
+
     def usable(self) -> list[SampleFacts]:
-        return [facts for _, facts in sorted(self.samples.items()) if facts.usable]
+        """What can be trained on, by index: the baseline is not among it."""
+        return [facts for index, facts in sorted(self.samples.items()) if facts.usable and index != self.baseline_index]
 
     def to_state(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in _PLAIN_GROUP}
@@ -141,15 +149,18 @@ class Group:
 _PLAIN_GROUP = tuple(entry.name for entry in fields(Group) if entry.name not in ("lease", "samples"))
 
 
-def verdict(samples: Mapping[int, SampleFacts], *, min_usable: int, zero_signal: bool, unscored: str) -> str:
-    """Why a complete group is not trained on; empty when it is.
+def verdict(samples: Mapping[int, SampleFacts], *, min_usable: int, zero_signal: bool, unscored: str, baseline_index: int | None = None) -> str:
+    """Why a complete group is not trained on; empty when it is. baseline_index: of the greedy answer, which no count and no spread here holds.
 
-    "unscored": the scorer had no answer for a sample and such groups are dropped whole. "unusable": fewer usable samples than min_usable.
+    "no_baseline": the greedy answer has no score, or is unusable. "unscored": the scorer had no answer for a sample and such groups are dropped whole. "unusable": fewer usable samples than min_usable.
     "zero_signal": the rewards of the usable samples spread over less than 1e-6 (the spread, not the mean: four rewards of 0.4 teach
     nothing, and float noise is no signal).
     """
-    usable = [facts.reward for facts in samples.values() if facts.usable and facts.reward is not None]
-    if unscored == "drop_group" and any(facts.unusable_reason.startswith(UNSCORED) for facts in samples.values()):
+    trained = {index: facts for index, facts in samples.items() if index != baseline_index}
+    usable = [facts.reward for facts in trained.values() if facts.usable and facts.reward is not None]
+    if baseline_index is not None and not samples[baseline_index].usable:
+        return "no_baseline"
+    if unscored == "drop_group" and any(facts.unusable_reason.startswith(UNSCORED) for facts in trained.values()):
         return "unscored"
     if len(usable) < min_usable:
         return "unusable"

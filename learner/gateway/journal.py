@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,7 +53,6 @@ class Journal(Appends):
         super().__init__(max_pending_bytes=max_pending_bytes)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.num_syncs = 0
         self._segment_bytes = segment_bytes
         self._lock = _lock(folder)
         self._file: int | None = None
@@ -172,6 +172,12 @@ class Journal(Appends):
         total = sum(segment_path(self.folder, number).stat().st_size for number in numbers)
         return max(0, total - (position.offset if position is not None and position.segment in numbers else 0))
 
+    def size_bytes(self) -> int | None:
+        try:
+            return self.bytes_since(None)
+        except OSError:
+            return None  # a segment went meanwhile
+
     def _shut(self) -> None:
         self._index.close()
         if self._file is not None:
@@ -216,7 +222,9 @@ class Journal(Appends):
         try:
             _write_buffers(self._file, buffers)
             faultpoints.point("before_fsync")
+            began_s = time.monotonic()
             os.fdatasync(self._file)
+            self.sync_s += time.monotonic() - began_s
         except Exception:
             os.ftruncate(self._file, self._durable)
             raise

@@ -128,10 +128,9 @@ class LeaseDesk:
             pick = catalog.picker.next(ledger.account.history, ledger.step)
             if pick is None:
                 return None
-            prompt_id, size = catalog.prompts[pick.row].prompt_id, catalog.group_sizes[pick.data_set]
             group, record = ledger.open_group(
-                holder=holder, lease_id=lease_id, now=now, lapse_at=now + self._lapse_s, prompt_id=prompt_id, prompt_row=pick.row,
-                data_set=pick.data_set, size=size if size != ledger.limits.group_size else None, pick=pick.note,
+                holder=holder, lease_id=lease_id, now=now, lapse_at=now + self._lapse_s, prompt_id=catalog.prompts[pick.row].prompt_id,
+                prompt_row=pick.row, data_set=pick.data_set, pick=pick.note,
             )  # fmt: skip
         self._books.commit(record)
         assert ledger.published is not None

@@ -31,13 +31,14 @@ class Ledger(Reading):
             return None
         return self._made(type="data", rules={name: wanted.to_record() for name, wanted in rules.items()}, restart=restart)
 
-    def open_group(self, *, holder: str, lease_id: str, now: float, lapse_at: float, prompt_id: str, prompt_row: int, data_set: str = "", size: int | None = None, pick: Mapping[str, Any] = {}) -> tuple[Group, Record]:
-        """First lease of the next group. Only with `room()` and nothing to lease again. size: samples, None: the run's; pick: see history.py."""
+    def open_group(self, *, holder: str, lease_id: str, now: float, lapse_at: float, prompt_id: str, prompt_row: int, data_set: str = "", pick: Mapping[str, Any] = {}) -> tuple[Group, Record]:
+        """First lease of the next group. Only with `room()` and nothing to lease again. pick: see history.py."""
         version = self.published
         assert version is not None and self.room() > 0, "no room for a new group"
         lease = asdict(Lease(lease_id=lease_id, holder=holder, lapse_at=lapse_at))
         seq = self.next_seq
-        more: dict[str, Any] = {"data_set": data_set, "size": size, "pick": dict(pick)}
+        size = self.limits.size_of(data_set)
+        more: dict[str, Any] = {"data_set": data_set, "size": size if size != self.limits.group_size else None, "baseline": data_set in self.limits.baselines, "pick": dict(pick)}
         record = self._made(type="opened", seq=seq, prompt_id=prompt_id, prompt_row=prompt_row, lease=lease, now=now, version=version.number, **{key: value for key, value in more.items() if value})
         return self.account.groups[seq], record
 
@@ -54,7 +55,7 @@ class Ledger(Reading):
         Raises ValueError for an index outside the group, or a version that was never published or is older than the lease allowed.
         """
         group = self.group(group_id)
-        size = group.size if group else max([self.limits.group_size, *self.limits.group_sizes.values()])
+        size = group.size if group else self.limits.largest_group
         if not 0 <= sample_index < size:
             raise ValueError(f"sample_index={sample_index} is outside the group of {size} samples")
         if group is None:
@@ -74,7 +75,7 @@ class Ledger(Reading):
     def _verdict(self, group: Group, samples: Mapping[int, SampleFacts]) -> str:
         limits = self.limits
         zero_signal = limits.zero_signals.get(group.data_set, limits.zero_signal)
-        return verdict(samples, min_usable=limits.min_usable, zero_signal=zero_signal, unscored=limits.unscored)
+        return verdict(samples, min_usable=limits.min_usable, zero_signal=zero_signal, unscored=limits.unscored, baseline_index=group.baseline_index)
 
     def _keeps_flat(self) -> bool:
         """Whether so many groups without signal were dropped for the next batch that it takes the others as they are."""

@@ -124,7 +124,7 @@ class Reading:
         """Every sample of a plan, groups in order of entry, samples by index."""
         groups = (self.account.groups[seq] for seq in plan.groups)
         return [
-            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self.age_of(facts, plan.step), data_set=group.data_set)
+            Row(group_id=group.group_id, sample_index=index, facts=facts, staleness=self.age_of(facts, plan.step), data_set=group.data_set, baseline=index == group.baseline_index)
             for group in groups
             for index, facts in sorted(group.samples.items())
         ]

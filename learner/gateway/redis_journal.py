@@ -55,7 +55,6 @@ class RedisJournal(Appends):
         self._closing = threading.Event()
         self._tip = Position(0, 0)  # the newest entry
         self._epoch = 0  # 0: not taken
-        self.num_syncs = 0
         self._wait_for_aof = self._asked(lambda: redis_client.must_ask_for_sync(self._client, url))
         self._check_schema()
         self._me = holder.describe()
@@ -156,7 +155,9 @@ class RedisJournal(Appends):
         for position, (body, payload, payload_crc, key) in zip(positions, batch, strict=True):
             arguments += [_id(position), body, payload, crc32_combine(crc32(body), payload_crc, len(payload)), _place(key) if key else ""]
         faultpoints.point("before_fsync")
+        began_s = time.monotonic()
         self._until_back(lambda: self._append(arguments))
+        self.sync_s += time.monotonic() - began_s
         faultpoints.point("after_fsync")
         self._tip = positions[-1]
         self.num_syncs += 1

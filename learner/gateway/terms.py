@@ -18,7 +18,7 @@ class Limits:
     groups_per_step P, max_staleness S in steps, window W in groups; group_size: samples of a group.
     min_usable, zero_signal, unscored: see `groups.verdict`. max_attempts: leases of one group before it is dropped("attempts").
     max_flat_a_step: groups dropped for "zero_signal" since the last plan, after which others are kept, or with flat_fails the run ends; None: no bound.
-    group_sizes, zero_signals: by data set, where one differs.
+    group_sizes, zero_signals: by data set, where one differs. baselines: data sets whose groups have one sample more, the greedy answer.
     max_consecutive_drops: groups dropped one after another at which the run still goes on.
     """
 
@@ -35,6 +35,7 @@ class Limits:
     flat_fails: bool = False
     group_sizes: Mapping[str, int] = field(default_factory=dict)
     zero_signals: Mapping[str, bool] = field(default_factory=dict)
+    baselines: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         assert self.max_open >= self.groups_per_step
@@ -43,6 +44,15 @@ class Limits:
     def max_open(self) -> int:
         """(S + 1) * P - (W - 1)."""
         return max_open(groups_per_step=self.groups_per_step, max_staleness=self.max_staleness, window=self.window)
+
+    def size_of(self, data_set: str) -> int:
+        """Samples of a new group of this data set, the baseline counted in."""
+        return self.group_sizes.get(data_set, self.group_size) + (data_set in self.baselines)
+
+    @property
+    def largest_group(self) -> int:
+        """Samples of the largest group that there may be."""
+        return max(self.size_of(name) for name in {"", *self.group_sizes, *self.baselines})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +82,19 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One sample of a planned batch. staleness: of its oldest token, in steps. data_set: its name; empty: the run has one without."""
+    """One sample of a planned batch. staleness: of its oldest token, in steps. data_set: its name; empty: the run has one without.
+
+    baseline: its reward is what the others of its group are held against; it is not trained on.
+    """
 
     group_id: str
     sample_index: int
     facts: SampleFacts
     staleness: int
     data_set: str = ""
+    baseline: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it may be trained on."""
+        return self.facts.usable and not self.baseline

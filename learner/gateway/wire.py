@@ -63,6 +63,7 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], le
             least_version=loan.least_version,
             lapse_s=config.lease.lapse_s,
             purpose=learner_pb2.LEASE_PURPOSE_TRAINING,
+            greedy=() if group.baseline_index is None else (group.baseline_index,),
         )
         lease.fields.update(catalog.prompts[row].fields)
         if group.data_set:
@@ -191,6 +192,7 @@ def _table_row(row: Row, owner: int) -> feed_pb2.TableRow:
         num_versions=len({version for version, _ in facts.spans}),
         reward_parts=facts.reward_parts,
         data_set=row.data_set,
+        baseline=row.baseline,
     )
 
 

@@ -5,6 +5,7 @@ Every rank computes this for the whole batch from the same table, so no collecti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -22,6 +23,7 @@ from learner.algorithm_config import (
 from learner.algorithms.advantages import group_advantages
 from learner.algorithms.batch_advantages import batch_advantages
 from learner.algorithms.gpg import gpg_advantages
+from learner.algorithms.greedy_baseline import greedy_baseline_advantages
 from learner.algorithms.leave_one_out import leave_one_out_advantages
 from learner.algorithms.length_weighted import length_weighted_advantages
 from learner.algorithms.overlong import overlong_penalty
@@ -39,6 +41,7 @@ _PLAIN: Mapping[str, AdvantageFunction] = {
     "group_then_batch": partial(batch_advantages, group_baseline=True),
     "length_weighted": lambda groups: [length_weighted_advantages(group.rewards, group.num_tokens) for group in groups],
     "gpg": gpg_advantages,
+    "greedy_baseline": lambda groups: [greedy_baseline_advantages(group.rewards, greedy_reward=group.baseline) for group in groups],
     "teacher": lambda groups: [torch.zeros_like(group.rewards) for group in groups],  # given token by token, in objective.py
     "gae": lambda groups: [group.rewards for group in groups],  # what the critic's values are held against, token by token, in values.py
     "best_of_group": lambda groups: [best_of_group_advantages(group.rewards) for group in groups],
@@ -75,12 +78,18 @@ def advantages_of(table: Sequence[Entry], function: AdvantageFunction, *, overlo
 
 
 def _scores(group: Sequence[Entry], overlong: OverlongConfig | None, max_new_tokens: int) -> GroupScores:
-    rewards = torch.tensor([entry.reward for entry in group], dtype=torch.float64)
-    if overlong is not None:
-        rewards = rewards + penalties_of(group, overlong, max_new_tokens)
+    rewards = _rewards(group, overlong, max_new_tokens)
+    greedy = group[0].baseline
+    baseline = math.nan if greedy is None else float(_rewards([greedy], overlong, max_new_tokens))
     names = sorted({name for entry in group for name in entry.reward_parts})
     parts = {name: torch.tensor([entry.reward_parts.get(name, float("nan")) for entry in group], dtype=torch.float64) for name in names}
-    return GroupScores(rewards=rewards, num_tokens=torch.tensor([entry.num_trained_tokens for entry in group]), parts=parts)
+    return GroupScores(rewards=rewards, num_tokens=torch.tensor([entry.num_trained_tokens for entry in group]), parts=parts, baseline=baseline)
+
+
+def _rewards(entries: Sequence[Entry], overlong: OverlongConfig | None, max_new_tokens: int) -> Tensor:
+    """With the punishment of their lengths, float64 [num_entries]."""
+    rewards = torch.tensor([entry.reward for entry in entries], dtype=torch.float64)
+    return rewards if overlong is None else rewards + penalties_of(entries, overlong, max_new_tokens)
 
 
 def penalties_of(entries: Sequence[Entry], overlong: OverlongConfig, max_new_tokens: int) -> Tensor:

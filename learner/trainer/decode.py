@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Batch:
     """The batch of one policy step as one rank sees it. Example: Batch(policy_step=3, table=(...), samples=(...), stats=Stats(...))"""
 
     policy_step: int
-    table: tuple[Entry, ...]  # every sample of the batch
+    table: tuple[Entry, ...]  # every sample of the batch but the baselines, which stand in the entries of their groups
     samples: tuple[Sample, ...]  # the usable ones that this rank owns
     stats: Stats
 
@@ -68,6 +68,17 @@ def decode_entry(row: feed_pb2.TableRow) -> Entry:
         reward_parts=dict(row.reward_parts),
         data_set=row.data_set,
     )
+
+
+def decode_table(rows: Sequence[feed_pb2.TableRow]) -> tuple[Entry, ...]:
+    """The samples to train on, each with its group's baseline. Raises ValueError for two baselines of one group, or one without a reward."""
+    baselines: dict[str, Entry] = {}
+    for row in rows:
+        if row.baseline and (row.group_id in baselines or not row.usable):
+            raise ValueError(f"table row ({row.group_id}, {row.sample_index}) is a {'second' if row.usable else 'unusable'} baseline of its group; a group in a batch has one with a reward, or none")
+        if row.baseline:
+            baselines[row.group_id] = decode_entry(row)
+    return tuple(replace(decode_entry(row), baseline=baselines.get(row.group_id)) for row in rows if not row.baseline)
 
 
 def decode_stats(stats: feed_pb2.FeedStats) -> Stats:
@@ -121,7 +132,7 @@ def _floats(values: npt.NDArray[np.generic]) -> Tensor:
 def checked_batch(header: feed_pb2.BatchHeader, rows: Sequence[trajectory_pb2.Trajectory], *, rank: int) -> Batch:
     """A rank's batch. Raises ValueError when the rows are not exactly the usable ones of the table that this rank owns, or a
     row has another number of tokens than its table entry says."""
-    table = tuple(decode_entry(row) for row in header.table)
+    table = decode_table(header.table)
     owned = {entry.id: entry for entry in table if entry.owner == rank and entry.usable}
     samples = tuple(sample for sample in (decode_sample(row) for row in rows if not row.unusable_reason) if (sample.group_id, sample.sample_index) in owned)
     held = {(sample.group_id, sample.sample_index): sample for sample in samples}

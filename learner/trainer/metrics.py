@@ -26,6 +26,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "reward_mean": _mean(rewards),
         "reward_std": float(rewards.std()) if rewards.size else 0.0,
         "reward_parts": _part_means(usable),
+        **_baselines(batch.table),
         "groups": list(groups_of(batch.table)),
         "num_samples": len(batch.table),
         "num_usable": len(usable),
@@ -122,3 +123,9 @@ def _part_means(usable: Sequence[Entry]) -> dict[str, float]:
     """Mean of each named part over the samples that have it."""
     names = sorted({name for entry in usable for name in entry.reward_parts})
     return {name: _mean(np.array([entry.reward_parts[name] for entry in usable if name in entry.reward_parts])) for name in names}
+
+
+def _baselines(table: Sequence[Entry]) -> dict[str, float]:
+    """Mean reward of the greedy answers, one a group; nothing where no group has one."""
+    rewards = {entry.group_id: entry.baseline.reward for entry in table if entry.baseline is not None}
+    return {"baseline_reward_mean": _mean(np.array(list(rewards.values())))} if rewards else {}

@@ -39,6 +39,7 @@ class Entry:
     unusable_reason: str = ""  # empty where usable
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     data_set: str = ""  # name of the prompt's; empty: the run has one without
+    baseline: Entry | None = None  # greedy answer to its prompt, in no table itself; None: the group has none
 
     @property
     def id(self) -> SampleId:
@@ -104,7 +105,11 @@ def _minibatch(usable: Sequence[Entry], advantages: Mapping[SampleId, float], tr
 
 
 def zero_signal_share(table: Sequence[Entry]) -> float:
-    """Share of groups whose usable rewards do not spread; 0 for an empty table."""
-    rewards = [[entry.reward for entry in group if entry.usable] for group in groups_of(table).values()]
+    """Share of groups whose usable rewards do not spread (with a baseline: all equal it); 0 for an empty table."""
+    rewards = [[value for entry in group if entry.usable for value in _with_baseline(entry)] for group in groups_of(table).values()]
     flat = sum(1 for group in rewards if not group or not has_signal(torch.tensor(group, dtype=torch.float64)))
     return flat / len(rewards) if rewards else 0.0
+
+
+def _with_baseline(entry: Entry) -> tuple[float, ...]:
+    return (entry.reward,) if entry.baseline is None else (entry.reward, entry.baseline.reward)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -99,14 +99,16 @@ class UpdateDriver:
         catch_up_s: float = 2.0,
         receive_timeout_s: float = 300.0,
         keep_mirror: bool = False,
+        committed: Callable[[dict[str, float]], None] = lambda pieces_s: None,
     ) -> None:
         """receive_timeout_s: of a transfer, a fetch or a commit; longer where the learner gives its own epochs longer (`welcome`).
-        keep_mirror: what was fetched is kept for peers and for deltas also where pushes follow."""
+        keep_mirror: what was fetched is kept for peers and for deltas also where pushes follow. committed: called with the pieces of each pause."""
         self._engine = engine
         self._source = source
         self._catch_up_s = catch_up_s
         self._least_timeout_s = self._receive_timeout_s = receive_timeout_s
         self._keep_mirror = keep_mirror
+        self._committed = committed
         self._state = State(loaded=engine.loaded_version)
         self._attached = False
         self._transfers: dict[int, pb.BeginTransfer] = {}  # by epoch, while it may be received
@@ -287,6 +289,7 @@ class UpdateDriver:
         except Exception as error:  # supervised edge, as in _execute
             return Event(kind=EventKind.REFUSED, version=version, detail=_words(error))
         self._pause_s, self._pieces_s = times.pause_s, times.pieces_s
+        self._committed(times.pieces_s)
         if self._probe is not None and (why := await disagreement(self._engine.probe, self._probe, limit_s=self._receive_timeout_s)):
             return Event(kind=EventKind.BROKEN, version=version, detail=why)
         return Event(kind=EventKind.COMMITTED, version=version)

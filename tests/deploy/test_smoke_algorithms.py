@@ -11,7 +11,7 @@ from deploy.mistakes import Mistakes
 from deploy.schema import parse
 from learner.presets import PRESETS
 
-NEEDS_MORE = {"remax": "greedy answer", "opd": "teacher"}
+NEEDS_MORE = {"opd": "teacher"}
 
 
 @pytest.mark.parametrize("name", PRESETS)

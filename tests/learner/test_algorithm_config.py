@@ -9,10 +9,11 @@ from pydantic import ValidationError
 
 from learner.algorithm_config import ClipLoss, GroupAdvantage
 from learner.config import LearnerConfig
+from learner.gateway.gateway import limits_of
 from learner.presets import PRESETS, merged
 
 TEACHER = {"teacher": {"model": "t"}}
-TRAINS = sorted(PRESETS.keys() - {"remax"})
+TRAINS = sorted(PRESETS)
 
 
 def learner(algorithm: dict[str, Any], **more: Any) -> LearnerConfig:
@@ -31,10 +32,20 @@ def test_a_resolved_preset_reads_back_as_itself(name: str) -> None:
     assert LearnerConfig.model_validate_json(made.model_dump_json()) == made
 
 
-@pytest.mark.parametrize(("name", "missing"), [("remax", "greedy answer"), ("opd", "needed there")])
-def test_a_preset_without_its_role_is_refused_by_name_with_the_reason(name: str, missing: str) -> None:
-    with pytest.raises(ValidationError, match=f"algorithm.name={name}: .*{missing}"):
-        learner({"name": name})
+def test_a_preset_without_its_role_is_refused_by_name_with_the_reason() -> None:
+    with pytest.raises(ValidationError, match=r"algorithm.name=opd: .*needed there"):
+        learner({"name": "opd"})
+
+
+def test_remax_needs_one_sample_beside_the_greedy_one() -> None:
+    made = learner({"name": "remax"}, sampling={"group_size": 1})
+    assert made.has_baseline("") and made.filter.min_usable == 1 and not learner({}).has_baseline("")
+
+
+def test_a_data_set_may_have_a_baseline_where_the_run_has_none() -> None:
+    sets = {"a": {"prompts": "a", "algorithm": {"name": "remax"}}, "b": {"prompts": "b"}}
+    made = LearnerConfig.model_validate({"run_dir": "r", "model": "m", "data": {"sets": sets}})
+    assert limits_of(made).baselines == {"a"} and (limits_of(made).size_of("a"), limits_of(made).size_of("b"), limits_of(made).largest_group) == (9, 8, 9)
 
 
 def test_own_keys_go_on_top_of_the_preset() -> None:
@@ -79,6 +90,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a filter that drops every group": ({"name": "reinforce_pp"}, {"sampling": {"group_size": 1}, "filter": {"min_usable": 1, "zero_signal": True}}, "every group would be dropped"),
     "a subset larger than the group": ({"advantage": {"kind": "pass_at_k", "k": 9}}, {}, "k=9 is more than"),
     "a filter of totals beside parts": ({"name": "dapo", "advantage": {"kind": "several_rewards", "weights": {"a": 1}}}, {}, "looks at the total"),
+    "a filter by spread beside a baseline": ({"name": "remax"}, {"filter": {"zero_signal": True}}, "still differ from the greedy"),
+    "a control that teaches by its mean": ({"name": "remax"}, {"control": "shuffled_rewards"}, "against the greedy answer would still teach"),
     "a control that teaches": ({"advantage": {"kind": "several_rewards", "weights": {"a": 1}}}, {"control": "shuffled_rewards"}, "would still teach"),
     "a buffer longer than an answer": ({"overlong": {"buffer_tokens": 300}}, {}, "use a smaller buffer"),
     "a function without a module": ({"loss": {"kind": "custom", "function": "mine"}}, {}, "function"),

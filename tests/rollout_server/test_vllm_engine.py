@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -73,6 +74,10 @@ async def test_logprobs_are_those_of_a_fresh_forward_pass(engine: VllmEngine, we
     for i, sample in enumerate(samples):
         expected = reference.logprobs(model, PROMPT[: 3 + i], sample.ids, temperature)
         assert largest_difference(sample.logprobs, expected) < 1e-4
+
+
+async def test_what_the_start_made_is_no_matter_of_garbage_collection(engine: VllmEngine) -> None:
+    assert gc.get_freeze_count() > 100_000
 
 
 async def test_the_seed_decides_the_tokens_in_any_company(engine: VllmEngine) -> None:

@@ -3,11 +3,12 @@ finds the lives of a ledger with a known mistake in it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from deploy.audit.accounting import STALE, Accounting, Rules
+from deploy.audit.accounting import BASELINE, SIZES, STALE, Accounting, Rules
 from deploy.audit.entry import Entry
 from deploy.audit.findings import Findings
 from learner.gateway.groups import Group, SampleFacts
@@ -17,8 +18,8 @@ from protos.trajectory.v1alpha1 import trajectory_pb2
 from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulation
 
 
-def limits(max_staleness: int = 1, window: int = 1) -> Limits:
-    return Limits(groups_per_step=2, group_size=GROUP_SIZE, max_staleness=max_staleness, window=window, min_usable=2, zero_signal=False, max_consecutive_drops=10_000, max_attempts=4)
+def limits(max_staleness: int = 1, window: int = 1, *, greedy: bool = False) -> Limits:
+    return Limits(groups_per_step=2, group_size=GROUP_SIZE, max_staleness=max_staleness, window=window, min_usable=2, zero_signal=False, max_consecutive_drops=10_000, max_attempts=4, baselines=frozenset({""} if greedy else ()))
 
 
 def payload_of(record: dict[str, Any]) -> bytes:
@@ -34,10 +35,10 @@ def payload_of(record: dict[str, Any]) -> bytes:
     ).SerializeToString()  # fmt: skip
 
 
-def audited(simulation: Simulation) -> Accounting:
-    """The life as a journal would hold it: publications say their lineage, submissions have payloads."""
+def audited(simulation: Simulation, *, greedy: bool = False) -> Accounting:
+    """The life as a journal would hold it: publications say their lineage, submissions have payloads. greedy: as the configuration says."""
     rules = simulation.ledger.limits
-    accounting = Accounting(Rules(groups_per_step=rules.groups_per_step, group_size=rules.group_size, max_staleness=rules.max_staleness), Findings(), None)
+    accounting = Accounting(Rules(groups_per_step=rules.groups_per_step, group_size=rules.group_size, max_staleness=rules.max_staleness, greedy=greedy), Findings(), None)
     lineage = 0
     for number, record in enumerate(simulation.records):
         lineage += record["type"] == "rolled_back"
@@ -56,6 +57,34 @@ def test_every_life_of_the_ledger_is_clean_and_the_totals_are_the_same(max_stale
         accounting, counts = audited(simulation), simulation.ledger.counts()
         assert accounting.findings.lines() == []
         assert (accounting.next_group, accounting.num_trained, dict(accounting.dropped), accounting.num_open) == (counts.leased, counts.trained, counts.dropped, counts.open)
+
+
+def test_lives_with_greedy_answers_are_clean_and_no_others_are_where_there_should_be_some() -> None:
+    for seed in range(6):
+        simulation = Simulation(ledger=Ledger(limits(1, 3, greedy=True)), seed=seed, rollbacks=True)
+        simulation.run(400)
+        assert audited(simulation, greedy=True).findings.lines() == [] and simulation.ledger.counts().trained
+        assert {finding.rule for finding in audited(simulation).findings.found} == {SIZES}
+    simulation = Simulation(ledger=Ledger(limits()), seed=0)
+    simulation.run(100)
+    assert {finding.rule for finding in audited(simulation, greedy=True).findings.found} == {SIZES}
+
+
+class WithoutBaseline(Ledger):
+    """Takes groups whose greedy answer has no score."""
+
+    def _verdict(self, group: Group, samples: Mapping[int, SampleFacts]) -> str:
+        group.baseline = False
+        verdict = super()._verdict(group, {index: facts for index, facts in samples.items() if index < GROUP_SIZE})
+        group.baseline = True
+        return verdict
+
+
+def test_a_trained_group_whose_greedy_answer_has_no_score_is_found_out() -> None:
+    simulation = Simulation(ledger=WithoutBaseline(limits(greedy=True)), seed=0)
+    with pytest.raises(Broken, match="has no baseline"):
+        simulation.run(4000)
+    assert {finding.rule for finding in audited(simulation, greedy=True).findings.found} == {BASELINE}
 
 
 class Unchecked(Ledger):

@@ -89,7 +89,7 @@ class Simulation:
         self.records.append(record)
         published = self.ledger.published
         assert published is not None
-        left: dict[int, list[int]] = {index: [] for index in range(GROUP_SIZE) if index not in group.samples}
+        left: dict[int, list[int]] = {index: [] for index in range(group.size) if index not in group.samples}
         self.jobs.append(Job(group=group, actor=actor, lease_id=lease_id, least=published.number, left=left, slow=self.random.random() < self.slow_share))
 
     def draw(self) -> None:
@@ -199,12 +199,19 @@ class Simulation:
     def judge(self, plan: Plan) -> None:
         if self.plans.setdefault(plan.step, plan.groups) != plan.groups:
             raise Broken(f"step {plan.step} was planned as {self.plans[plan.step]} and again as {plan.groups}")
+        num_tokens = 0
         for row in self.ledger.table(plan):
-            for version, _ in row.facts.spans if row.facts.usable else ():
+            greedy = bool(self.ledger.limits.baselines) and row.sample_index == GROUP_SIZE
+            if greedy and row.facts.reward is None:
+                raise Broken(f"group {row.group_id} has no baseline in the batch of step {plan.step}")
+            for version, count in row.facts.spans if row.facts.usable and not greedy else ():
                 age = way(self.history_of[version], self.history)
                 self.ages[age] += 1
+                num_tokens += count
                 if age > self.ledger.limits.max_staleness:
                     raise Broken(f"staleness {age} at step {plan.step}, group {row.group_id}")
+        if num_tokens != sum(count for _, count in plan.tokens):
+            raise Broken(f"tokens of step {plan.step} by age: {plan.tokens} planned, {num_tokens} to train on")
 
     def check(self) -> None:
         counts = self.ledger.counts()

@@ -17,7 +17,7 @@ from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulati
 SHAPES = [(0, 1, 2), (1, 1, 2), (1, 3, 2), (3, 1, 2), (3, 3, 2), (1, 3, 3)]
 
 
-def limits(max_staleness: int, window: int, groups_per_step: int) -> Limits:
+def limits(max_staleness: int, window: int, groups_per_step: int, *, baselines: frozenset[str] = frozenset()) -> Limits:
     return Limits(
         groups_per_step=groups_per_step,
         group_size=GROUP_SIZE,
@@ -27,6 +27,7 @@ def limits(max_staleness: int, window: int, groups_per_step: int) -> Limits:
         zero_signal=False,
         max_consecutive_drops=10_000,
         max_attempts=4,
+        baselines=baselines,
     )
 
 
@@ -41,6 +42,16 @@ def test_no_life_breaks_the_bound_the_balance_or_progress(max_staleness: int, wi
         ages |= set(simulation.ages)
     synchronous = rules.max_open == groups_per_step and life == "steady"
     assert max(ages) == (0 if synchronous else max_staleness)  # the bound is reached, so the search would see it passed
+
+
+def test_no_life_with_greedy_answers_trains_on_one_or_without_its_reward() -> None:
+    num_dropped = 0
+    for seed in range(20):
+        rules = limits(1, 3, 2, baselines=frozenset({""}))
+        simulation = Simulation(ledger=Ledger(rules), seed=seed, rollbacks=True, abandons=seed % 2 == 0)
+        simulation.run(600)
+        num_dropped += simulation.ledger.counts().dropped.get("no_baseline", 0)
+    assert num_dropped > 0
 
 
 def test_with_bound_zero_every_token_is_drawn_by_the_policy_it_trains() -> None:
@@ -78,6 +89,14 @@ class Unchecked(Ledger):
 
     def cover(self, policy_step: int) -> None:
         """Keeps every version, since too old ones are still asked for."""
+
+
+class TrainsTheBaseline(Ledger):
+    """The greedy answer is a sample like the others where tokens are counted."""
+
+    def oldest_of(self, seq: int) -> int:
+        self.account.groups[seq].baseline = False
+        return super().oldest_of(seq)
 
 
 class LeasedAgainAtTheTail(Unchecked):
@@ -151,6 +170,10 @@ def test_the_search_catches_a_release_at_the_tail() -> None:
 def test_the_search_catches_an_anchored_window_with_an_atomic_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "choose", anchored_window)
     assert "deadlock" in search(Unchecked, limits(3, 3, 4))
+
+
+def test_the_search_catches_a_baseline_among_the_trained_tokens() -> None:
+    assert "tokens of step" in search(TrainsTheBaseline, limits(1, 1, 2, baselines=frozenset({""})))
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

@@ -23,7 +23,7 @@ from learner.trainer.update import train_step
 from tests.learner.trainer import rig
 from tests.learner.trainer.gradients import gradients, whole
 
-TRAINS = sorted(PRESETS.keys() - {"ppo", "remax", "opd"})  # opd is in test_companion.py, with its teacher
+TRAINS = sorted(PRESETS.keys() - {"ppo", "remax", "opd"})  # remax is in test_baseline.py; opd is in test_companion.py, with its teacher
 PARTS: dict[str, dict[str, Any]] = {
     "opo": {"advantage": {"kind": "length_weighted"}},
     "gpg": {"advantage": {"kind": "gpg"}, "loss": {"kind": "reinforce"}},

@@ -29,7 +29,7 @@ from rollout_server.weights.driver import CommitError, CommitTimes, UpdateDriver
 from tests.rollout_server.weights.test_driver import OneVersion
 
 NAMES = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"]  # one bucket each
-SIZE, COLLECTIVE_S, DEADLINE_S = 16, 1.0, 8.0
+SIZE, COLLECTIVE_S, DEADLINE_S = 16, 3.0, 15.0
 
 
 def content(version: int, index: int) -> np.ndarray:

@@ -1,0 +1,127 @@
+"""The figures of the gateway (docs/metrics.md); those of the trainer are in trainer_metrics.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from learner.config import LearnerConfig
+from learner.gateway import trainer_metrics
+from learner.gateway.attendance import Attendance
+from learner.gateway.books import Books
+from learner.gateway.counters import PushCounters, StepClock
+from learner.gateway.last_step import LastStep, rank_memory_bytes
+from learner.gateway.ledger import Ledger
+from learner.gateway.replicas import DRAINING, SERVING, STALE, STARTING, WAITING, Replica
+from learner.gateway.saving import Saving
+from protos.exporting import Figure
+from protos.resources import Gpus, resource_figures
+
+STATES = {STARTING: "starting", WAITING: "waiting", SERVING: "serving", STALE: "stale", DRAINING: "draining"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What the figures are read of."""
+
+    config: LearnerConfig
+    books: Books
+    attendance: Attendance
+    saving: Saving
+    pushes: PushCounters
+    steps: StepClock
+    last: LastStep
+    gpus: Gpus
+    num_refused: Callable[[], int]
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.books.ledger
+
+
+def _groups(seen: Seen) -> dict[str, float | None]:
+    counts = seen.ledger.counts()
+    return {"leased": counts.leased, "trained": counts.trained, "dropped": sum(counts.dropped.values()), "open": counts.open, "waiting": counts.waiting}
+
+
+def _replicas(seen: Seen) -> dict[str, float | None]:
+    found = Counter(STATES.get(replica.state, "starting") if replica.attending else "gone" for replica in seen.attendance.replicas.values())
+    return {state: found[state] for state in (*STATES.values(), "gone")}
+
+
+def _each(read: Callable[[Replica], float]) -> Callable[[Seen], dict[str, float | None]]:
+    """Of each replica that attends."""
+    return lambda seen: {replica.claim.replica_id: read(replica) for replica in seen.attendance.attending()}
+
+
+def _silent_s(seen: Seen) -> dict[str, float | None]:
+    now_s = asyncio.get_running_loop().time()
+    return {replica.claim.replica_id: max(0.0, now_s - replica.heard_s) for replica in seen.attendance.attending()}
+
+
+def _oldest_open_s(seen: Seen) -> float:
+    opened_at = seen.ledger.oldest_opened_at
+    return 0.0 if opened_at is None else max(0.0, time.time() - opened_at)
+
+
+def _disk(seen: Seen) -> dict[str, float | None]:
+    try:
+        found = os.statvfs(seen.config.run_dir)
+    except OSError:
+        return {}
+    return {"free": found.f_bavail * found.f_frsize, "size": found.f_blocks * found.f_frsize}
+
+
+def _gauge(name: str, text: str, read: Callable[[Seen], Any], *labels: str) -> Figure[Seen]:
+    return Figure(name=f"headrace_gateway_{name}", kind="gauge", labels=labels, text=text, read=read)
+
+
+def _counter(name: str, text: str, read: Callable[[Seen], Any], *labels: str) -> Figure[Seen]:
+    return Figure(name=f"headrace_gateway_{name}_total", kind="counter", labels=labels, text=text, read=read)
+
+
+FIGURES: tuple[Figure[Seen], ...] = (
+    _gauge("closed_steps", "Steps of the surviving history.", lambda s: s.ledger.step),
+    _gauge("wanted_steps", "Steps that the run is to make.", lambda s: s.config.steps),
+    _gauge("step_age_seconds", "Time since the last version was published (before the first: since the start).", lambda s: s.steps.age_s),
+    _gauge("rollbacks", "Rollbacks to a cut in the whole run (the lineage).", lambda s: s.ledger.lineage),
+    _gauge("published_version", "Newest version published.", lambda s: s.ledger.account.versions.last_number),
+    _gauge("loaded_version", "Version that each replica samples from.", _each(lambda r: r.loaded_version), "replica"),
+    _gauge("groups", "Groups of the surviving history by state: leased = trained + dropped + open; waiting ones are open and complete.", _groups, "state"),
+    _gauge("max_open_groups", "Groups that may be open at once: (S + 1) P - (W - 1).", lambda s: s.ledger.limits.max_open),
+    _gauge("dropped_groups", "Groups dropped in the surviving history, by reason.", lambda s: s.ledger.counts().dropped, "reason"),
+    _gauge("oldest_open_seconds", "Age of the oldest open group.", _oldest_open_s),
+    _counter("unusable_samples", "Samples that could not be trained on since the gateway started, by reason.", lambda s: s.books.unusable, "reason"),
+    _gauge("trained_tokens", "Trained tokens of the surviving history by staleness: the histogram.", lambda s: s.ledger.trained_tokens_by_staleness(), "staleness"),
+    _gauge("staleness_bound_steps", "The bound S.", lambda s: s.config.staleness.max_staleness),
+    _gauge("replicas", "Replicas by state; gone ones attended before.", _replicas, "state"),
+    _counter("replica_tokens", "Tokens that each replica has drawn since its start.", _each(lambda r: r.num_tokens), "replica"),
+    _counter("replica_idle_seconds", "Time in which each replica had no request, since its start.", _each(lambda r: r.idle_s), "replica"),
+    _gauge("replica_running_requests", "Requests at each replica.", _each(lambda r: r.num_running), "replica"),
+    _gauge("replica_silent_seconds", "Time since each replica was heard of.", _silent_s, "replica"),
+    _gauge("replica_failed_updates", "Updates in a row that failed for each replica.", _each(lambda r: r.failures_in_row), "replica"),
+    _counter("push_replicas", "Replicas in push epochs by outcome: received, loaded, declined, failed, lost and others that ended an epoch.", lambda s: s.pushes.outcomes, "outcome"),
+    _counter("push_epochs", "Push epochs.", lambda s: s.pushes.num_epochs),
+    _counter("push_seconds", "Time of epochs, each that of its slowest rank.", lambda s: s.pushes.seconds),
+    _counter("push_bytes", "Bytes that ranks sent.", lambda s: s.pushes.num_bytes),
+    _counter("loads", "Versions that replicas loaded, by push or by fetching.", lambda s: s.pushes.num_loads),
+    _counter("load_seconds", "Time of their transfers.", lambda s: s.pushes.transfer_s),
+    _counter("pause_seconds", "Time in which replicas drew nothing for an update, by piece.", lambda s: s.pushes.pieces_s, "piece"),
+    _gauge("journal_bytes", "Size of the journal.", lambda s: s.books.journal.size_bytes()),
+    _counter("journal_syncs", "Batches that the journal made durable.", lambda s: s.books.journal.num_syncs),
+    _counter("journal_sync_seconds", "Time waited for the disk (or Redis) to make them so.", lambda s: s.books.journal.sync_s),
+    _counter("failed_saves", "Saves that did not become cuts.", lambda s: s.saving.num_failed),
+    _gauge("alarms", "1 while training waits because the journal is full and no cut can be made.", lambda s: float(bool(s.saving.alarm))),
+    _gauge("disk_bytes", "The file system of the run folder: free, size.", _disk, "measure"),
+    _gauge("step_gpu_use_ratio", "Mean use of the learner's GPUs over the newest step.", lambda s: s.steps.use),
+    _gauge("low_use_steps", "Steps in a row with a mean use of the learner's GPUs under 50 %.", lambda s: s.steps.num_low),
+    _counter("refused_calls", "Calls and connections without this run's token or TLS.", lambda s: s.num_refused()),
+    *resource_figures("gateway", lambda s: s.gpus),
+    Figure(name="headrace_trainer_memory_bytes", kind="gauge", labels=("rank",), text="Resident memory of each trainer rank of the gateway's machine.", read=lambda _: rank_memory_bytes(os.getppid())),
+    *(figure.of(lambda seen: seen.last) for figure in trainer_metrics.FIGURES),
+)

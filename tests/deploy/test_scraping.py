@@ -1,0 +1,80 @@
+"""What `headrace launch` writes for Prometheus, and the alert rules."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from deploy.schema import parse
+from deploy.scraping import RULES, configuration, write_scraping
+from deploy.services import local_services
+from protos.security import SecurityConfig
+from tests.deploy.test_metrics_page import FIGURES
+
+ROOT = Path(__file__).resolve().parents[2]
+ALARMS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+EXPORTED = {figure.name: set(figure.labels) for figure in FIGURES}
+
+
+def a_run(folder: Path, **more: Any) -> Any:
+    (folder / "prompts.jsonl").write_text('{"prompt": "1"}\n')
+    content = {
+        "run_dir": str(folder / "first"), "model": "someone/model",
+        "learner": {"data": {"prompts": str(folder / "prompts.jsonl")}, "trainer": {"served_dtype": "float32"}},
+        "rollout": {"replicas": 2}, "reward": {"scorers": [{"name": "answer", "use": "exact"}]}, **more,
+    }  # fmt: skip
+    return parse(content, where="test")
+
+
+def test_every_service_has_a_target_of_its_own(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    services = local_services(run)
+    assert write_scraping(run, services) == run.run_dir / "prometheus.yml"
+    targets = json.loads((run.run_dir / "prometheus" / "targets.json").read_text())
+    assert [(each["labels"]["name"], each["labels"]["service"], each["labels"]["run"]) for each in targets] == [
+        ("reward-0", "reward", "first"), ("rollout-0", "rollout", "first"), ("rollout-1", "rollout", "first"), ("learner", "learner", "first"),
+    ]  # fmt: skip
+    configured = [json.loads((run.run_dir / "resolved" / "launch" / f"{service.name}.json").read_text())["metrics_address"] for service in services]
+    addresses = [each["targets"][0] for each in targets]
+    assert addresses == configured and len({*addresses, *(service.address for service in services)}) == 8
+    written = yaml.safe_load((run.run_dir / "prometheus.yml").read_text())
+    for file in (*written["rule_files"], *written["scrape_configs"][0]["file_sd_configs"][0]["files"]):
+        assert (run.run_dir / file).is_file()
+
+
+def test_a_run_that_tells_no_figures_has_no_configuration(tmp_path: Path) -> None:
+    run = a_run(tmp_path, observability={"metrics": False})
+    assert write_scraping(run, local_services(run)) is None and not (run.run_dir / "prometheus.yml").exists()
+
+
+def test_a_fixed_port_for_two_replicas_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rollout.metrics_address=127.0.0.1:9100 with rollout.replicas=2: only one of them could listen there"):
+        a_run(tmp_path, rollout={"replicas": 2, "metrics_address": "127.0.0.1:9100"})
+
+
+def test_a_scrape_uses_the_runs_tls_and_token() -> None:
+    job = yaml.safe_load(configuration(SecurityConfig(certificate=Path("/s/c.pem"), key=Path("/s/k.pem"), ca=Path("/s/ca.pem"), token_file=Path("/s/token"))))["scrape_configs"][0]
+    assert (job["scheme"], job["tls_config"], job["authorization"]) == ("https", {"ca_file": "/s/ca.pem"}, {"credentials_file": "/s/token"})
+    assert "security.token_file" in configuration(SecurityConfig(token_env="TOKEN"))
+
+
+@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm["alert"])
+def test_an_alarm_asks_for_figures_that_are_exported_and_has_its_entry(alarm: dict[str, Any]) -> None:
+    promql_parser.parse(alarm["expr"])
+    names = set(re.findall(r"headrace_\w+", alarm["expr"]))
+    assert names <= EXPORTED.keys() and (names or alarm["alert"] == "HeadraceServiceDown")
+    for name, labels in re.findall(r"(headrace_\w+)\{([^}]*)\}", alarm["expr"]):
+        assert {part.partition("=")[0].rstrip("!") for part in labels.split(",")} <= EXPORTED[name]
+    assert alarm["labels"]["severity"] in ("info", "warning", "critical") and alarm["annotations"]["summary"]
+    assert f"\n| `{alarm['alert']}` |" in (ROOT / "docs" / "operating.md").read_text()
+
+
+def test_every_entry_is_of_an_alarm() -> None:
+    entries = re.findall(r"^\| `(Headrace\w+)` \|", (ROOT / "docs" / "operating.md").read_text(), re.M)
+    assert sorted(entries) == sorted(alarm["alert"] for alarm in ALARMS)
