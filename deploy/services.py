@@ -85,9 +85,9 @@ def describe(run: RunFile) -> dict[str, Any]:
 
 
 def max_open_groups(learner: LearnerConfig) -> int:
-    """(S + 1) * P - (W - 1), see docs/staleness.md."""
+    """(S + 1) * P - (W - 1), see docs/staleness.md; with an adaptive S at its highest."""
     staleness = learner.staleness
-    return (staleness.max_staleness + 1) * learner.groups_per_step - (staleness.window - 1)
+    return (staleness.highest + 1) * learner.groups_per_step - (staleness.window - 1)
 
 
 def _fixed(address: str, free: str) -> str:

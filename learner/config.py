@@ -33,11 +33,40 @@ class SamplingConfig(Section):
     stop_token_ids: tuple[TokenId, ...] = Field((), description="empty: every end-of-sequence id that the model's files name")
 
 
+class AdaptiveStaleness(Section):
+    """The admitted staleness follows the measured mismatch, one step at a time; max_staleness is what a run begins with."""
+
+    lowest: int = Field(0, ge=0, description="never less")
+    highest: int = Field(ge=1, description="never more")
+    metric: Literal["kl_k1", "kl_k3", "beyond_clip_share", "abs_p50", "abs_p90", "abs_p99", "abs_max"] = Field("kl_k3", description="of `mismatch` in metrics.jsonl")
+    low: float = Field(ge=0, description="under it one step more is admitted")
+    high: float = Field(gt=0, description="over it one step less")
+
+    @model_validator(mode="after")
+    def _order(self) -> AdaptiveStaleness:
+        if self.lowest >= self.highest:
+            raise ValueError(f"staleness.adaptive.lowest={self.lowest} is not under highest={self.highest}: nothing could change; use a lower one, or leave adaptive out")
+        if self.low >= self.high:
+            raise ValueError(f"staleness.adaptive.low={self.low} is not under high={self.high}: the bound would never rest; use a lower one")
+        return self
+
+
 class StalenessConfig(Section):
     """How far generation may run ahead (docs/staleness.md)."""
 
     max_staleness: int = Field(1, ge=0, description="S, in steps")
     window: Count = Field(1, description="W, straggler window in groups; 1 is lease order")
+    adaptive: AdaptiveStaleness | None = Field(None, description="None: max_staleness is admitted throughout")
+
+    @property
+    def lowest(self) -> int:
+        """The least that may be admitted in the run."""
+        return self.max_staleness if self.adaptive is None else self.adaptive.lowest
+
+    @property
+    def highest(self) -> int:
+        """The most."""
+        return self.max_staleness if self.adaptive is None else self.adaptive.highest
 
 
 class LeaseConfig(Section):
@@ -311,6 +340,10 @@ class LearnerConfig(Section):
             raise ValueError(f"sampling.temperature={sampling.temperature} lies below {MIN_TEMPERATURE}, where engines clamp in silence and would sample another distribution than is trained on; use {MIN_TEMPERATURE} or more")
         if sampling.top_p != 1 or sampling.top_k != 0:
             raise ValueError(f"sampling.top_p={sampling.top_p}, top_k={sampling.top_k}: the learner evaluates the whole vocabulary's distribution, so only top_p=1 and top_k=0 can be trained on; set them so")
+        if not staleness.lowest <= staleness.max_staleness <= staleness.highest:
+            raise ValueError(f"staleness.max_staleness={staleness.max_staleness} is outside adaptive.lowest={staleness.lowest} to highest={staleness.highest}: a run begins with it; use one inside")
+        if staleness.window > staleness.lowest * self.groups_per_step + 1 and staleness.adaptive is not None:
+            raise ValueError(f"staleness.window={staleness.window} is more than adaptive.lowest * groups_per_step + 1 = {staleness.lowest * self.groups_per_step + 1}: at the lowest bound fewer groups could be open than a batch needs (docs/staleness.md); use a smaller window, or a higher lowest")
         if staleness.max_staleness == 0 and staleness.window != 1:
             raise ValueError(f"staleness.window={staleness.window} with max_staleness=0: synchronous training takes groups in lease order; use window=1")
         if staleness.window > staleness.max_staleness * self.groups_per_step + 1:
@@ -324,9 +357,9 @@ class LearnerConfig(Section):
             raise ValueError(f"optimizer.minibatches={self.optimizer.minibatches} is more than groups_per_step={self.groups_per_step}: a minibatch would be empty; use fewer")
         if self.journal.backend == "redis" and not self.journal.url:
             raise ValueError("journal.url is empty with journal.backend=redis; give redis://HOST:PORT/NUMBER")
-        least = (staleness.max_staleness + 2) * self.groups_per_step
+        least = (staleness.highest + 2) * self.groups_per_step
         if self.journal.max_groups < least:
-            raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
+            raise ValueError(f"journal.max_groups={self.journal.max_groups} is less than (max_staleness (or adaptive.highest) + 2) * groups_per_step = {least}: the open groups and one batch must fit; use a larger one")
         if self.push.transport in ("nccl", "ipc") and self.trainer.device == "cpu":
             raise ValueError(f"push.transport={self.push.transport} with trainer.device=cpu: {self.push.transport} moves memory of GPUs only; use transport auto or gloo, or device: cuda")
         if self.push.transport == "folder" and not self.push.folder:

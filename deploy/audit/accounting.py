@@ -8,8 +8,6 @@ from a step on again; they are then due in their order before anything else (rep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.audit import payload
@@ -17,70 +15,16 @@ from deploy.audit.entry import Entry
 from deploy.audit.evaluations import Evaluations
 from deploy.audit.findings import Findings
 from deploy.audit.payload import Sample, group_name, of_record
+from deploy.audit.terms import Close, Group, Plan, Rules
 from deploy.audit.versions import Publications
 
 LEASED, ENDED, PLANNED, ONCE, STALE, TOKENS = (
     "every group is leased once, in order", "a group ends once", "plans hold complete open groups, once", "no group is trained twice",
     "no trained token is older than max_staleness", "a plan's tokens by staleness are those of its samples",
 )  # fmt: skip
+BOUND = "the bound on staleness moves one step at a time, within its limits, and a group keeps its own"
 SIZES, BASELINE = "a group has as many samples as the configuration says", "a trained group's baseline has a score"
 CLOSED, VERSIONS, SAMPLES, KINDS, HELD = "closes match plans", "versions rise and are never used twice", "a sample is booked once", "records are known", "a trained sample's payload is in the journal"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
-    """The run's own settings. max_staleness in steps. group_sizes: of data sets that have their own.
-
-    greedy: whether groups have one sample more, the greedy answer that is the others' baseline; None: a matter of each data set.
-    """
-
-    groups_per_step: int
-    group_size: int
-    max_staleness: int
-    group_sizes: Mapping[str, int] = field(default_factory=dict)
-    greedy: bool | None = None
-
-    def size_of(self, data_set: str, *, baseline: bool) -> int:
-        """Samples of a group."""
-        return self.group_sizes.get(data_set, self.group_size) + baseline
-
-
-@dataclass(kw_only=True, slots=True)
-class Group:
-    """place: open, planned, trained, or "dropped: reason". samples and has_payload by sample index. baseline: the last one is, and is not trained."""
-
-    first_version: int
-    prompt_row: int
-    size: int
-    place: str = "open"
-    samples: dict[int, Sample] = field(default_factory=dict)
-    has_payload: set[int] = field(default_factory=set)
-    baseline: bool = False
-
-    @property
-    def trained(self) -> dict[int, Sample]:
-        """Samples that may be trained on."""
-        return {index: sample for index, sample in self.samples.items() if sample.usable and not (self.baseline and index == self.size - 1)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """The batch of a step: groups by number in order, and its trained tokens by age as its record says."""
-
-    step: int
-    groups: tuple[int, ...]
-    tokens: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Close:
-    """A batch whose policy was published."""
-
-    plan: Plan
-    version: int
-    lineage: int
-    where: str
-    incarnation: int
 
 
 class Accounting:
@@ -102,6 +46,11 @@ class Accounting:
         self.announced: dict[tuple[int, int], tuple[int, int]] = {}  # by position of a record that a cut may follow: (step, lineage)
         self.num_trained_before = 0  # of a run whose first segments are gone: what its oldest cut had trained and forgotten
         self.dropped: Counter[str] = Counter()
+        self.bounds: dict[int, int] = {}  # admitted staleness by step of its publication, where it moves
+
+    @property
+    def bound(self) -> int | None:
+        return self.bounds[max(self.bounds)] if self.bounds else None
 
     @property
     def num_trained(self) -> int:
@@ -158,7 +107,8 @@ class Accounting:
         wanted, name = rules.size_of(record.get("data_set", ""), baseline=baseline), group_name(record["seq"])
         self._must(size == wanted, SIZES, entry, f"group {name} has {size} samples, the configuration says {wanted}{', the greedy one counted in' if baseline else ''}")
         self._must(rules.greedy in (None, baseline), SIZES, entry, f"group {name} is {'' if baseline else 'not '}given a greedy answer as its baseline, which the run's algorithm has{' not' if baseline else ''}")
-        return Group(first_version=record["version"], prompt_row=record["prompt_row"], size=size, baseline=baseline)
+        self._must(record.get("bound") == self.bound, BOUND, entry, f"group {name} is admitted under {record.get('bound')}, the bound is {self.bound}")
+        return Group(first_version=record["version"], prompt_row=record["prompt_row"], size=size, baseline=baseline, bound=self.bound)
 
     def _on_data(self, record: dict[str, Any], entry: Entry) -> None:
         """What is kept of each data set; with `restart` the data are others, and what was not complete is dropped."""
@@ -247,7 +197,8 @@ class Accounting:
             for index, sample in samples.items():
                 for version, count in sample.tokens:
                     age = self.versions.age(version, plan.step)
-                    bound = self._rules.max_staleness
+                    admitted = self.groups[seq].bound
+                    bound = self._rules.max_staleness if admitted is None else admitted
                     self._must(age is not None and 0 <= age <= bound, STALE, entry, f"sample ({group_name(seq)}, {index}) in step {plan.step}: tokens of version {version} are {age} steps old, max_staleness is {bound}")
                     tokens[age if age is not None else -1] += count
         own = tuple(sorted((age, count) for age, count in tokens.items() if count))
@@ -264,8 +215,18 @@ class Accounting:
             self._must(fits, CLOSED, entry, f"version {version} is step {step} without a batch, at step {self.step} (published: {self.published})")
         self.step, self.published = step, True
         self.versions.add(version, self.lineage, step)
+        self._move_bound(record, entry)
         if record["will_save"]:
             self.announced[entry.position] = (step, self.lineage)
+
+    def _move_bound(self, record: dict[str, Any], entry: Entry) -> None:
+        before, now, limits = self._rules.max_staleness if self.bound is None else self.bound, record.get("bound"), self._rules.adaptive
+        self._must((now is None) == (limits is None), BOUND, entry, f"version {record['version']} says bound {now}, staleness.adaptive is {'not set' if limits is None else 'set'}")
+        if now is not None and limits is not None:
+            self._must(limits[0] <= now <= limits[1] and abs(now - before) <= 1, BOUND, entry, f"the bound goes from {before} to {now}, one step at a time from {limits[0]} to {limits[1]} is allowed")
+            self._must(now == before or bool(record["closed"]), BOUND, entry, f"the bound goes from {before} to {now} without a step that was trained")
+        if now is not None:
+            self.bounds[record["step"]] = now
 
     def _close(self, record: dict[str, Any], entry: Entry) -> None:
         plan, step = self.active, record["step"]
@@ -289,6 +250,7 @@ class Accounting:
         if not replay:
             self.versions.part(cut)
         self.active, self.step, self.published = None, cut, False
+        self.bounds = {step: bound for step, bound in self.bounds.items() if step <= cut}
         self.lineage += 1
 
     # The gateway's own

@@ -10,9 +10,10 @@ from typing import Any
 import msgpack
 
 from deploy.audit import kept, tensors
-from deploy.audit.accounting import Accounting, Group, Plan
+from deploy.audit.accounting import Accounting
 from deploy.audit.findings import Findings
 from deploy.audit.payload import group_name, of_record
+from deploy.audit.terms import Group, Plan
 
 WHOLE, AGREES = "a cut is whole", "a cut's account is what the journal made"
 
@@ -83,9 +84,10 @@ def begin_with(cut: Cut, accounting: Accounting) -> None:
     for saved in state["groups"]:
         samples = {index: of_record({"facts": facts}) for index, facts in saved["samples"]}
         place = "trained" if saved["place"] == "closed" else saved["place"]
-        accounting.groups[saved["seq"]] = Group(first_version=saved["first_version"], prompt_row=saved["prompt_row"], size=saved.get("size", state["group_size"]), baseline=saved.get("baseline", False), place=place, samples=samples)
+        accounting.groups[saved["seq"]] = Group(first_version=saved["first_version"], prompt_row=saved["prompt_row"], size=saved.get("size", state["group_size"]), baseline=saved.get("baseline", False), bound=saved.get("bound"), place=place, samples=samples)
     accounting.closed, accounting.due = _plans(state["closed"]), _plans(state["replays"])
     accounting.active = next(iter(_plans([state["active"]] if state["active"] else []).values()), None)
+    accounting.bounds = dict(state.get("bounds", []))
     accounting.dropped.update(state["dropped"])
     accounting.first_told = accounting.versions.newest + 1
     if cut.evaluations is not None:
@@ -112,6 +114,7 @@ def compare(cut: Cut, accounting: Accounting, findings: Findings) -> None:
         "groups trained": (state["num_trained"], accounting.num_trained),
         "groups dropped": (dict(state["dropped"]), dict(accounting.dropped)),
         "next evaluation": (cut.evaluations["next_serial"] if cut.evaluations else 0, accounting.evaluations.next_serial),
+        "staleness bound": (dict(state.get("bounds", [])).get(cut.step), accounting.bounds.get(cut.step)),
         "newest version": (state["versions"]["last"], accounting.versions.newest),
     }
     for what, (saved, own) in pairs.items():

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy.audit.accounting import Accounting, Close
+from deploy.audit.accounting import Accounting
 from deploy.audit.findings import Findings
 from deploy.audit.payload import group_name
+from deploy.audit.terms import Close
 
 NEEDED = ("step", "version", "lineage", "groups", "staleness", "leased_groups", "trained_groups", "open_groups", "dropped")
 READS, MATCHES, BALANCES = "metrics.jsonl can be read", "metrics match plans", "totals balance"

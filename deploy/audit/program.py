@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy.audit import cuts, metrics, payload
-from deploy.audit.accounting import ENDED, ONCE, Accounting, Rules
+from deploy.audit.accounting import ENDED, ONCE, Accounting
 from deploy.audit.entry import DAMAGED, Entry
 from deploy.audit.findings import Findings, Moved
 from deploy.audit.journal import Journal, open_journal
 from deploy.audit.payload import group_name
+from deploy.audit.terms import Rules
 
 SHOWN_GROUPS = 6
 ATTEMPTS = 5  # at a run that goes on
@@ -74,6 +75,7 @@ def _rules(config: dict[str, Any]) -> Rules:
     return Rules(
         groups_per_step=config["groups_per_step"], group_size=config["sampling"]["group_size"], max_staleness=config["staleness"]["max_staleness"],
         group_sizes={name: one["group_size"] for name, one in sets.items() if one.get("group_size")},
+        adaptive=(adaptive["lowest"], adaptive["highest"]) if (adaptive := config["staleness"].get("adaptive")) else None,
         greedy=None if own else config.get("algorithm", {}).get("advantage", {}).get("kind") == "greedy_baseline",
     )  # fmt: skip
 

@@ -4,13 +4,13 @@ A record is one mutation, whole: a msgpack-able dict with its "type". The same r
 a restarted gateway is the newest cut's `state()` plus the journal's records after it. Which records may be made is ledger.py's.
 
     data           rules, restart           what is kept of each data set; restart: the data are others, unfinished groups are dropped
-    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size, baseline and pick where they are not plain
+    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size, baseline, bound and pick where they are not plain
     leased_again   seq, lease
     submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""; kept: why it might have been
     released       given_back, failed, dropped                         leases that ended unfulfilled: seqs; dropped: out of attempts
     dropped        groups, reason
     planned        step, groups, tokens, dropped                       dropped: seqs left behind by a rollback
-    published      version, step, closed                               closed: the active plan was trained
+    published      version, step, closed                               closed: the active plan was trained; bound: of groups opened from now on, where it changes
     rolled_back    step, replay
     covered        step
     continued      step, skip                                          the journal begins here, after the cut of step; skip: versions
@@ -57,7 +57,7 @@ class Account:
     groups: by seq; open ones, and closed ones that no cut covers yet (their payloads may be replayed).
     unheld: incomplete, in nobody's hands. waiting: complete, in no batch. Both are seqs.
     active: the batch in training. closed, replays: by step.
-    covered: plans of lower steps are forgotten.
+    covered: plans of lower steps are forgotten. bounds: staleness admitted from a step on, by step; empty: the run's max_staleness.
     """
 
     def __init__(self, group_size: int) -> None:
@@ -69,6 +69,7 @@ class Account:
         self.flat_in_step = self.num_kept_flat = 0  # groups without signal: dropped since the last plan, and kept in all
         self.dropped: dict[str, int] = {}
         self.tokens_by_staleness: dict[int, int] = {}
+        self.bounds: dict[int, int] = {}
         self.history = History()
         self.groups: dict[int, Group] = {}
         self.unheld: set[int] = set()
@@ -76,6 +77,11 @@ class Account:
         self.active: Plan | None = None
         self.closed: dict[int, Plan] = {}
         self.replays: dict[int, Plan] = {}
+
+    @property
+    def bound(self) -> int | None:
+        """Staleness that a group opened now is admitted under; None: the run's max_staleness."""
+        return self.bounds[max(self.bounds)] if self.bounds else None
 
     @property
     def num_open(self) -> int:
@@ -112,6 +118,7 @@ class Account:
             data_set=record.get("data_set", ""),
             size=record.get("size", self.group_size),
             baseline=record.get("baseline", False),
+            bound=record.get("bound"),
         )
         self.history.opened(self.groups[seq].data_set, record["prompt_row"], seq=seq, step=self.step, pick=record.get("pick", {}))
         self.next_seq += 1
@@ -166,6 +173,8 @@ class Account:
             self._close()
         self.step = record["step"]
         self.published = True
+        if "bound" in record:
+            self.bounds[self.step] = record["bound"]
         self.versions.add(PolicyVersion(number=record["version"], lineage=self.lineage, step=self.step, branch=self.step))
 
     def _close(self) -> None:
@@ -199,6 +208,7 @@ class Account:
         if not replay:
             self.versions.leave(cut)
         self.step, self.published = cut, False
+        self.bounds = {step: bound for step, bound in self.bounds.items() if step <= cut}  # what was measured past the cut is measured again
         self.lineage += 1
 
     def _apply_continued(self, record: Record) -> None:
@@ -221,6 +231,8 @@ class Account:
         for step in [step for step in self.closed if step < self.covered]:
             for seq in self.closed.pop(step).groups:
                 del self.groups[seq]
+        kept = max((step for step in self.bounds if step <= self.covered), default=0)
+        self.bounds = {step: bound for step, bound in self.bounds.items() if step >= kept}
         newest = self.versions.last_number
         self.versions.forget(min((group.first_version for group in self.groups.values()), default=newest))
 
@@ -245,6 +257,7 @@ class Account:
             "history": self.history.to_state(),
             "tokens_by_staleness": sorted([age, count] for age, count in self.tokens_by_staleness.items()),
             "groups": [group.to_state() for _, group in sorted(self.groups.items())],
+            "bounds": sorted([step, bound] for step, bound in self.bounds.items()),
             "unheld": sorted(self.unheld),
             "waiting": sorted(self.waiting),
             "active": self.active.to_state() if self.active else None,
@@ -262,7 +275,7 @@ class Account:
         for name in _PLAIN:
             setattr(account, name, state[name] if name in state or name not in _LATER else 0)
         account.dropped = dict(state["dropped"])
-        account.tokens_by_staleness = dict(state["tokens_by_staleness"])
+        account.tokens_by_staleness, account.bounds = dict(state["tokens_by_staleness"]), dict(state.get("bounds", []))
         if "history" in state:
             account.history = History.from_state(state["history"])
         else:  # saved before there was one: its only data set had every group

@@ -119,19 +119,19 @@ class Feed:
         finally:
             ahead.cancel()
 
-    async def close(self, incarnation: int, policy_step: int, *, snapshot_dir: Path, will_save: bool) -> Publication:
+    async def close(self, incarnation: int, policy_step: int, *, snapshot_dir: Path, will_save: bool, mismatch: float | None = None) -> Publication:
         """Closes the step before and publishes the policy of this one; to the end also when the caller leaves, since it asks again."""
-        closing = asyncio.create_task(self._close(incarnation, policy_step, snapshot_dir, will_save))
+        closing = asyncio.create_task(self._close(incarnation, policy_step, snapshot_dir, will_save, mismatch))
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)
         return await asyncio.shield(closing)
 
-    async def _close(self, incarnation: int, policy_step: int, snapshot_dir: Path, will_save: bool) -> Publication:
+    async def _close(self, incarnation: int, policy_step: int, snapshot_dir: Path, will_save: bool, mismatch: float | None) -> Publication:
         self._check_close(incarnation, policy_step)
         manifest = await asyncio.to_thread(snapshots.load, snapshot_dir, policy_step)
         self._check_close(incarnation, policy_step)
         faultpoints.point("before_close")
-        version, record = self._books.ledger.publish(policy_step)
+        version, record = self._books.ledger.publish(policy_step, mismatch=mismatch)
         publication = Publication(version=version.number, lineage=version.lineage, policy_step=policy_step, snapshot_dir=str(snapshot_dir))
         if record is not None:
             record |= {"lineage": version.lineage, "snapshot_dir": str(snapshot_dir), "will_save": will_save}

@@ -40,8 +40,8 @@ class FeedServicer(feed_pb2_grpc.FeedServiceServicer):
 
     @answering
     async def CloseBatch(self, request: pb.CloseBatchRequest, context: Any) -> pb.CloseBatchResponse:
-        folder = Path(request.snapshot_dir)
-        publication = await self._feed.close(request.incarnation, request.policy_step, snapshot_dir=folder, will_save=request.will_save)
+        folder, mismatch = Path(request.snapshot_dir), request.mismatch if request.HasField("mismatch") else None
+        publication = await self._feed.close(request.incarnation, request.policy_step, snapshot_dir=folder, will_save=request.will_save, mismatch=mismatch)
         return pb.CloseBatchResponse(version=publication.version, lineage=publication.lineage)
 
     @answering

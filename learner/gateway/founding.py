@@ -11,6 +11,7 @@ from typing import Any
 from learner.config import LearnerConfig
 
 FILE = "founding.json"
+ADAPTIVE = "staleness.adaptive (lowest, highest)"
 GREEDY = "data sets with advantage.kind=greedy_baseline"  # their groups have one sample more
 
 
@@ -27,6 +28,7 @@ def founding(config: LearnerConfig, base_weights_digest: str) -> dict[str, Any]:
         "data.template": data.template,
         "data.system": data.system,
         "data.shuffle": data.shuffle,
+        ADAPTIVE: [staleness.lowest, staleness.highest] if staleness.adaptive else None,
         "seed": config.seed,
         GREEDY: sorted(name or "data" for name in config.data.sources if config.has_baseline(name)),
         **{f"data.sets.{name}": [one.template, one.system, one.shuffle, one.group_size or sampling.group_size] for name, one in config.data.sets.items()},
@@ -37,7 +39,7 @@ def check(config: LearnerConfig, wanted: dict[str, Any]) -> None:
     """Raises ValueError, one line, when the run folder holds a run that was founded otherwise. A folder without a run has nothing to say."""
     path = config.run_dir / FILE
     kept: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    kept = {GREEDY: [], **kept} if kept else kept  # a run of before there were any
+    kept = {GREEDY: [], ADAPTIVE: None, **kept} if kept else kept  # a run of before there were any
     changed = [f"{name}={wanted[name]!r}, was {kept[name]!r}" for name in wanted if name in kept and kept[name] != wanted[name]]
     if changed:
         raise ValueError(

@@ -39,7 +39,7 @@ from learner.gateway.sharing import Sharing
 from learner.gateway.snapshots import Snapshots
 from learner.gateway.status import status
 from learner.gateway.submissions import Submissions
-from learner.gateway.terms import Limits
+from learner.gateway.terms import Adaptive, Limits
 from learner.gateway.transports import transports_of
 from learner.gateway.updates import Limits as UpdateLimits
 from learner.gateway.updates import Updates
@@ -282,6 +282,7 @@ def limits_of(config: LearnerConfig) -> Limits:
         flat_fails=config.filter.then == "fail",
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},
         zero_signals={name: config.zero_signal_of(name) for name in config.data.sets},
+        adaptive=None if (adaptive := config.staleness.adaptive) is None else Adaptive(lowest=adaptive.lowest, highest=adaptive.highest, low=adaptive.low, high=adaptive.high),
         baselines=frozenset(name for name in config.data.sources if config.has_baseline(name)),
     )
 

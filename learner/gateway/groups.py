@@ -101,6 +101,7 @@ class Group:
     floor_step: policy step at the first lease; it is not leased again while the run is rolled back below that.
     attempts: leases that count (one given back in good order does not).
     data_set: name of the prompt's data set; empty: the run has one without a name. size: samples of the group, the baseline counted in.
+    bound: staleness that it was opened under, in steps; None: the run's max_staleness.
     baseline: the last sample is the greedy answer, whose reward the others are held against; it is never trained on.
     rolled_back: it was open in a rollback, so its age may break the bound without a defect.
     """
@@ -119,6 +120,7 @@ class Group:
     place: Place = "open"
     rolled_back: bool = False
     baseline: bool = False
+    bound: int | None = None
 
     @property
     def group_id(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
+from learner.algorithms.adaptive_staleness import adapted_bound
 from learner.gateway.account import Account, Plan, Record
 from learner.gateway.groups import Group, Lease, SampleFacts, verdict
 from learner.gateway.history import Rules
@@ -39,7 +40,8 @@ class Ledger(Reading):
         seq = self.next_seq
         size = self.limits.size_of(data_set)
         more: dict[str, Any] = {"data_set": data_set, "size": size if size != self.limits.group_size else None, "baseline": data_set in self.limits.baselines, "pick": dict(pick)}
-        record = self._made(type="opened", seq=seq, prompt_id=prompt_id, prompt_row=prompt_row, lease=lease, now=now, version=version.number, **{key: value for key, value in more.items() if value})
+        bound = {} if self.limits.adaptive is None else {"bound": self.bound}
+        record = self._made(type="opened", seq=seq, prompt_id=prompt_id, prompt_row=prompt_row, lease=lease, now=now, version=version.number, **bound, **{key: value for key, value in more.items() if value})
         return self.account.groups[seq], record
 
     def lease_again(self, *, holder: str, lease_id: str, lapse_at: float) -> tuple[Group, Record]:
@@ -108,7 +110,7 @@ class Ledger(Reading):
             return account.active, None
         if policy_step in account.replays:
             return self._plan(account.replays[policy_step].groups, [])
-        stale = [seq for seq in sorted(account.waiting) if account.groups[seq].rolled_back and self.oldest_of(seq) > self.limits.max_staleness]
+        stale = [seq for seq in sorted(account.waiting) if account.groups[seq].rolled_back and self.oldest_of(seq) > self.bound_of(seq)]
         outside = [(seq, complete) for seq, complete in account.outside() if seq not in stale]
         wanted = min(self.limits.groups_per_step, len(outside)) if data_ended else self.limits.groups_per_step
         chosen = choose(outside, num_groups=wanted, window=self.limits.window)
@@ -116,9 +118,12 @@ class Ledger(Reading):
             return self._plan(tuple(chosen), stale)
         return None, self._made(type="dropped", groups=stale, reason="rolled_back") if stale else None
 
-    def publish(self, policy_step: int) -> tuple[PolicyVersion, Record | None]:
+    def publish(self, policy_step: int, *, mismatch: float | None = None) -> tuple[PolicyVersion, Record | None]:
         """Closes the batch in training and publishes the policy it made; or, first after the start or a rollback, publishes the
-        policy that the run goes on from. Asking again gives the same version and no record."""
+        policy that the run goes on from. Asking again gives the same version and no record.
+
+        mismatch: measured in the step just closed; the bound of groups opened from now on follows it. None: nothing was measured.
+        """
         account = self.account
         if account.published and policy_step == account.step:
             return account.versions[account.versions.last_number], None
@@ -126,8 +131,17 @@ class Ledger(Reading):
         closes = account.active is not None and policy_step == account.step + 1
         assert first or closes, f"policy {policy_step} published, the account is at {account.step} (batch in training: {account.active is not None})"
         number = account.versions.last_number + 1
-        record = self._made(type="published", version=number, step=policy_step, closed=closes)
+        record = self._made(type="published", version=number, step=policy_step, closed=closes, **self._next_bound(mismatch))
         return account.versions[number], record
+
+    def _next_bound(self, mismatch: float | None) -> dict[str, int]:
+        """What the record `published` says of the bound: nothing where it never moves."""
+        adaptive = self.limits.adaptive
+        if adaptive is None:
+            return {}
+        if mismatch is None:
+            return {"bound": self.bound}
+        return {"bound": adapted_bound(self.bound, mismatch, low=adaptive.low, high=adaptive.high, lowest=adaptive.lowest, highest=adaptive.highest)}
 
     def rollback(self, policy_step: int, *, replay: bool = True) -> Record | None:
         """Back to the cut of `policy_step`: later batches are open again and will be replayed in order. None: nothing to undo.
@@ -193,8 +207,8 @@ class Ledger(Reading):
     def _plan(self, seqs: tuple[int, ...], stale: list[int]) -> tuple[Plan, Record]:
         tokens: dict[int, int] = {}
         for seq in seqs:
-            if (age := self.oldest_of(seq)) > self.limits.max_staleness:
-                raise StalenessBroken(f"group {self.account.groups[seq].group_id} is {age} steps old in the batch of step {self.step}, more than max_staleness={self.limits.max_staleness}")
+            if (age := self.oldest_of(seq)) > self.bound_of(seq):
+                raise StalenessBroken(f"group {self.account.groups[seq].group_id} is {age} steps old in the batch of step {self.step}, more than max_staleness={self.bound_of(seq)} at its first lease")
             for version, count in (span for facts in self.account.groups[seq].usable() for span in facts.spans):
                 token_age = self.account.versions.age(version, self.step)
                 tokens[token_age] = tokens.get(token_age, 0) + count

@@ -25,6 +25,7 @@ class Stats:
     num_generated_tokens: int
     num_replicas: int
     tokens_by_staleness: dict[int, int]
+    staleness_bound: int = 0  # that groups are admitted under now
 
 
 NO_STATS = Stats(
@@ -56,6 +57,7 @@ class Meter:
             num_generated_tokens=tokens,
             num_replicas=len(attending),
             tokens_by_staleness=tokens_by_staleness,
+            staleness_bound=ledger.bound,
         )
 
     def _replicas(self, attending: Sequence[Replica]) -> tuple[int, float]:

@@ -65,7 +65,23 @@ class Reading:
 
     def room(self) -> int:
         """New groups that may be opened now: max_open - open; 0 while nothing is published."""
-        return max(0, self.limits.max_open - self.account.num_open) if self.account.published else 0
+        return max(0, self.max_open - self.account.num_open) if self.account.published else 0
+
+    @property
+    def bound(self) -> int:
+        """Staleness that a group opened now is admitted under, in steps."""
+        admitted = self.account.bound if self.limits.adaptive is not None else None
+        return self.limits.max_staleness if admitted is None else admitted
+
+    @property
+    def max_open(self) -> int:
+        """Open groups at which no further one is opened now."""
+        return self.limits.max_open(self.bound)
+
+    def bound_of(self, seq: int) -> int:
+        """Staleness that a group was opened under: what it is held to, whatever the bound is now."""
+        bound = self.account.groups[seq].bound
+        return self.limits.max_staleness if bound is None else bound
 
     def next_release(self) -> Group | None:
         """The group to lease again, lowest seq first; None when there is none. It goes before any new group.

@@ -12,6 +12,16 @@ from learner.gateway.window import max_open
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Adaptive:
+    """Between which bounds, in steps, the admitted staleness follows the mismatch, and from which values on. Example: Adaptive(lowest=1, highest=4, low=0.01, high=0.05)"""
+
+    lowest: int
+    highest: int
+    low: float  # of the mismatch
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """The rules of one run. Raises ValueError when a batch could never be full (see `window.max_open`).
 
@@ -19,6 +29,7 @@ class Limits:
     min_usable, zero_signal, unscored: see `groups.verdict`. max_attempts: leases of one group before it is dropped("attempts").
     max_flat_a_step: groups dropped for "zero_signal" since the last plan, after which others are kept, or with flat_fails the run ends; None: no bound.
     group_sizes, zero_signals: by data set, where one differs. baselines: data sets whose groups have one sample more, the greedy answer.
+    adaptive: how the bound moves, from max_staleness on; None: it does not.
     max_consecutive_drops: groups dropped one after another at which the run still goes on.
     """
 
@@ -36,14 +47,14 @@ class Limits:
     group_sizes: Mapping[str, int] = field(default_factory=dict)
     zero_signals: Mapping[str, bool] = field(default_factory=dict)
     baselines: frozenset[str] = frozenset()
+    adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
-        assert self.max_open >= self.groups_per_step
+        assert self.max_open(self.max_staleness if self.adaptive is None else self.adaptive.lowest) >= self.groups_per_step
 
-    @property
-    def max_open(self) -> int:
-        """(S + 1) * P - (W - 1)."""
-        return max_open(groups_per_step=self.groups_per_step, max_staleness=self.max_staleness, window=self.window)
+    def max_open(self, bound: int) -> int:
+        """(S + 1) * P - (W - 1), with S the present bound."""
+        return max_open(groups_per_step=self.groups_per_step, max_staleness=bound, window=self.window)
 
     def size_of(self, data_set: str) -> int:
         """Samples of a new group of this data set, the baseline counted in."""

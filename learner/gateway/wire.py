@@ -209,4 +209,5 @@ def _stats(stats: Stats) -> feed_pb2.FeedStats:
         num_generated_tokens=stats.num_generated_tokens,
         num_replicas=stats.num_replicas,
         tokens_by_staleness=stats.tokens_by_staleness,
+        staleness_bound=stats.staleness_bound,
     )

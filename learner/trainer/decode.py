@@ -36,6 +36,7 @@ class Stats:
     num_generated_tokens: int
     num_replicas: int
     tokens_by_staleness: dict[int, int]
+    staleness_bound: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +95,7 @@ def decode_stats(stats: feed_pb2.FeedStats) -> Stats:
         num_generated_tokens=stats.num_generated_tokens,
         num_replicas=stats.num_replicas,
         tokens_by_staleness=dict(stats.tokens_by_staleness),
+        staleness_bound=stats.staleness_bound,
     )
 
 

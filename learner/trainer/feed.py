@@ -136,9 +136,9 @@ class Feed:
             return Order(save=header.save_first, leave=header.leave)
         return None if header.end_of_run else checked_batch(header, rows, rank=self._rank)
 
-    def close_batch(self, policy_step: int, *, snapshot_dir: str, will_save: bool) -> tuple[int, int]:
-        """Publishes a policy; (version, lineage)."""
-        request = feed_pb2.CloseBatchRequest(incarnation=self._incarnation, policy_step=policy_step, snapshot_dir=snapshot_dir, will_save=will_save)
+    def close_batch(self, policy_step: int, *, snapshot_dir: str, will_save: bool, mismatch: float | None = None) -> tuple[int, int]:
+        """Publishes a policy; (version, lineage). mismatch: of the step just closed, for the staleness bound; None: it stays."""
+        request = feed_pb2.CloseBatchRequest(incarnation=self._incarnation, policy_step=policy_step, snapshot_dir=snapshot_dir, will_save=will_save, mismatch=mismatch)
         answer = self._call("CloseBatch", request)
         return answer.version, answer.lineage
 

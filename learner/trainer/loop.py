@@ -17,11 +17,13 @@ from learner.trainer.companion import Companion
 from learner.trainer.critic import Critic
 from learner.trainer.decode import Batch
 from learner.trainer.feed import Feed, Order
+from learner.trainer.metrics import mismatch_of
 from learner.trainer.model import Policy
 from learner.trainer.objective import Objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Published, Publisher
 from learner.trainer.record import Recorder
+from learner.trainer.tally import StepResult
 from learner.trainer.update import Course, train_step
 from protos import faultpoints
 
@@ -75,7 +77,7 @@ def run(parts: Parts, step: int) -> End:
             companion.follow(parts.policy, step)
         will_save = leaving or save_is_due(step, every_steps=config.checkpoint.every_steps, last_step=config.steps)
         with clock.time("snapshot"):
-            published = parts.publisher.publish(step, will_save=will_save)
+            published = parts.publisher.publish(step, will_save=will_save, mismatch=measured(parts, result))
         if will_save:
             with clock.time("save"):
                 parts.saver.start(step)
@@ -97,6 +99,12 @@ def next_batch(parts: Parts, step: int) -> Batch | Order | None:
                 dist.barrier()  # the gateway forgets the order when rank 0 has reported; nobody asks again before
         if batch.leave:
             return batch
+
+
+def measured(parts: Parts, result: StepResult) -> float | None:
+    """The mismatch that the staleness bound follows; None where the bound is fixed or nothing was computed."""
+    adaptive, (low, high) = parts.config.staleness.adaptive, parts.objective.config.ratio_bounds
+    return None if adaptive is None else mismatch_of(result, adaptive.metric, clip_low=low, clip_high=high)
 
 
 def course_of(config: LearnerConfig, step: int) -> Course:

@@ -41,6 +41,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "zero_signal_share": zero_signal_share(batch.table),
         **({"data_sets": sets} if (sets := _by_data_set(batch.table)) else {}),
         "staleness": {str(steps): tokens for steps, tokens in sorted(stats.tokens_by_staleness.items())},
+        "staleness_bound": stats.staleness_bound,
         "staleness_max": max((entry.staleness for entry in batch.table), default=0),
         "mixed_version_samples": sum(entry.num_versions > 1 for entry in batch.table),
         "dropped": stats.num_dropped,
@@ -81,6 +82,12 @@ def summary_of_result(result: StepResult, *, clip_low: float, clip_high: float) 
         "mismatch_kl": float(mismatch["kl_k3"]) if mismatch else 0.0,
         **({"critic": _critic(result)} if result.critic_updates else {}),
     }
+
+
+def mismatch_of(result: StepResult, metric: str, *, clip_low: float, clip_high: float) -> float | None:
+    """One value of `mismatch_summary`; None where no token was computed."""
+    summary = mismatch_summary(result.log_ratio, clip_low=clip_low, clip_high=clip_high)
+    return float(summary[metric]) if summary else None
 
 
 def _critic(result: StepResult) -> dict[str, Any]:

@@ -32,13 +32,13 @@ class Publisher:
         """probe: computed of every version before it is written, and sent with it."""
         self._feed, self._writer, self.pusher, self._probe = feed, writer, pusher, probe
 
-    def publish(self, policy_step: int, *, will_save: bool) -> Published:
-        """Collective; the weights may change as soon as it returns. The push goes on in the background."""
+    def publish(self, policy_step: int, *, will_save: bool, mismatch: float | None = None) -> Published:
+        """Collective; the weights may change as soon as it returns. The push goes on in the background. mismatch: see Feed.close_batch."""
         snapshot = self._writer.write(policy_step, probe=self._probe() if self._probe else None)
         faultpoints.point("trainer_snapshot")
         numbers = torch.zeros(2, dtype=torch.int64)
         if dist.get_rank() == 0:
-            numbers = torch.tensor(self._feed.close_batch(policy_step, snapshot_dir=str(snapshot.folder), will_save=will_save))
+            numbers = torch.tensor(self._feed.close_batch(policy_step, snapshot_dir=str(snapshot.folder), will_save=will_save, mismatch=mismatch))
         dist.broadcast(numbers, src=0)
         version, lineage = numbers.tolist()
         faultpoints.point("trainer_published")

@@ -26,7 +26,7 @@ from protos.learner.v1alpha1 import learner_pb2 as protos_dot_learner_dot_v1alph
 from protos.trajectory.v1alpha1 import trajectory_pb2 as protos_dot_trajectory_dot_v1alpha1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/learner/v1alpha1/feed.proto\x12\x17protos.learner.v1alpha1\x1a%protos/learner/v1alpha1/learner.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"H\n\x0fRegisterRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\"Y\n\x10RegisterResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ut_dir\x18\x02 \x01(\t\x12\x13\n\x0bpolicy_step\x18\x03 \x01(\x04\x12\x0f\n\x07lineage\x18\x04 \x01(\x04\"o\n\x10TakeBatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bpolicy_step\x18\x03 \x01(\x04\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\x12\x12\n\nrows_bytes\x18\x05 \x01(\r\"\xae\x03\n\x08TableRow\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x14\n\x0csample_index\x18\x02 \x01(\r\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12\x0e\n\x06usable\x18\x04 \x01(\x08\x12\x17\n\x0funusable_reason\x18\x05 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x07 \x01(\r\x12\x1a\n\x12num_trained_tokens\x18\x08 \x01(\r\x12\x11\n\tstaleness\x18\t \x01(\r\x12\r\n\x05owner\x18\n \x01(\r\x12\x11\n\ttruncated\x18\x0b \x01(\x08\x12\x14\n\x0cnum_versions\x18\x0c \x01(\r\x12H\n\x0creward_parts\x18\r \x03(\x0b\x32\x32.protos.learner.v1alpha1.TableRow.RewardPartsEntry\x12\x10\n\x08\x64\x61ta_set\x18\x0e \x01(\t\x12\x10\n\x08\x62\x61seline\x18\x0f \x01(\x08\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe8\x03\n\tFeedStats\x12\x16\n\x0etrainer_wait_s\x18\x01 \x01(\x01\x12\x1a\n\x12replica_idle_share\x18\x02 \x01(\x01\x12\x10\n\x08num_open\x18\x03 \x01(\x04\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\x04\x12\x15\n\roldest_open_s\x18\x05 \x01(\x01\x12G\n\x0bnum_dropped\x18\x06 \x03(\x0b\x32\x32.protos.learner.v1alpha1.FeedStats.NumDroppedEntry\x12\x12\n\nnum_leased\x18\x07 \x01(\x04\x12\x13\n\x0bnum_trained\x18\x08 \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\t \x01(\x04\x12\x14\n\x0cnum_replicas\x18\n \x01(\r\x12V\n\x13tokens_by_staleness\x18\x0b \x03(\x0b\x32\x39.protos.learner.v1alpha1.FeedStats.TokensByStalenessEntry\x1a\x31\n\x0fNumDroppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x38\n\x16TokensByStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd0\x01\n\x0b\x42\x61tchHeader\x12\x13\n\x0bpolicy_step\x18\x01 \x01(\x04\x12\x30\n\x05table\x18\x02 \x03(\x0b\x32!.protos.learner.v1alpha1.TableRow\x12\x12\n\nend_of_run\x18\x03 \x01(\x08\x12\x31\n\x05stats\x18\x04 \x01(\x0b\x32\".protos.learner.v1alpha1.FeedStats\x12\x10\n\x08num_rows\x18\x05 \x01(\r\x12\x12\n\nsave_first\x18\x06 \x01(\x08\x12\r\n\x05leave\x18\x07 \x01(\x08\"\xbc\x01\n\x11TakeBatchResponse\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32$.protos.learner.v1alpha1.BatchHeaderH\x00\x12\x35\n\x03row\x18\x02 \x01(\x0b\x32&.protos.trajectory.v1alpha1.TrajectoryH\x00\x12-\n\x04rows\x18\x03 \x01(\x0b\x32\x1d.protos.learner.v1alpha1.RowsH\x00\x42\t\n\x07message\"<\n\x04Rows\x12\x34\n\x04rows\x18\x01 \x03(\x0b\x32&.protos.trajectory.v1alpha1.Trajectory\"f\n\x11\x43loseBatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x13\n\x0bpolicy_step\x18\x02 \x01(\x04\x12\x14\n\x0csnapshot_dir\x18\x03 \x01(\t\x12\x11\n\twill_save\x18\x04 \x01(\x08\"6\n\x12\x43loseBatchResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x04\"\x96\x01\n\x12\x42\x65ginUpdateRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\nstore_host\x18\x05 \x01(\t\x12\x12\n\nstore_port\x18\x06 \x01(\r\x12\x13\n\x0b\x64\x65vice_uuid\x18\x07 \x01(\t\"\xa2\x01\n\x13\x42\x65ginUpdateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x31\n\x05group\x18\x03 \x01(\x0b\x32\".protos.learner.v1alpha1.GroupSpec\x12\x38\n\x0cother_groups\x18\x04 \x03(\x0b\x32\".protos.learner.v1alpha1.GroupSpec\"\x9a\x01\n\x10\x45ndUpdateRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\n\n\x02ok\x18\x04 \x01(\x08\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x14\n\x0c\x62ytes_rooted\x18\x06 \x01(\x04\x12\x12\n\npeak_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x02\"h\n\rMemberOutcome\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x33\n\x05phase\x18\x02 \x01(\x0e\x32$.protos.learner.v1alpha1.UpdatePhase\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\\\n\x11\x45ndUpdateResponse\x12\x38\n\x08outcomes\x18\x01 \x03(\x0b\x32&.protos.learner.v1alpha1.MemberOutcome\x12\r\n\x05retry\x18\x02 \x01(\x08\"Z\n\x0eSaveCutRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x13\n\x0bpolicy_step\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ut_dir\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\"\n\x0fSaveCutResponse\x12\x0f\n\x07\x63ut_dir\x18\x01 \x01(\t\"6\n\x10\x46inishRunRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x13\n\x11\x46inishRunResponse2\xcb\x05\n\x0b\x46\x65\x65\x64Service\x12_\n\x08Register\x12(.protos.learner.v1alpha1.RegisterRequest\x1a).protos.learner.v1alpha1.RegisterResponse\x12\x64\n\tTakeBatch\x12).protos.learner.v1alpha1.TakeBatchRequest\x1a*.protos.learner.v1alpha1.TakeBatchResponse0\x01\x12\x65\n\nCloseBatch\x12*.protos.learner.v1alpha1.CloseBatchRequest\x1a+.protos.learner.v1alpha1.CloseBatchResponse\x12h\n\x0b\x42\x65ginUpdate\x12+.protos.learner.v1alpha1.BeginUpdateRequest\x1a,.protos.learner.v1alpha1.BeginUpdateResponse\x12\x62\n\tEndUpdate\x12).protos.learner.v1alpha1.EndUpdateRequest\x1a*.protos.learner.v1alpha1.EndUpdateResponse\x12\\\n\x07SaveCut\x12\'.protos.learner.v1alpha1.SaveCutRequest\x1a(.protos.learner.v1alpha1.SaveCutResponse\x12\x62\n\tFinishRun\x12).protos.learner.v1alpha1.FinishRunRequest\x1a*.protos.learner.v1alpha1.FinishRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/learner/v1alpha1/feed.proto\x12\x17protos.learner.v1alpha1\x1a%protos/learner/v1alpha1/learner.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"H\n\x0fRegisterRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\"Y\n\x10RegisterResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ut_dir\x18\x02 \x01(\t\x12\x13\n\x0bpolicy_step\x18\x03 \x01(\x04\x12\x0f\n\x07lineage\x18\x04 \x01(\x04\"o\n\x10TakeBatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bpolicy_step\x18\x03 \x01(\x04\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\x12\x12\n\nrows_bytes\x18\x05 \x01(\r\"\xae\x03\n\x08TableRow\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x14\n\x0csample_index\x18\x02 \x01(\r\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12\x0e\n\x06usable\x18\x04 \x01(\x08\x12\x17\n\x0funusable_reason\x18\x05 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x07 \x01(\r\x12\x1a\n\x12num_trained_tokens\x18\x08 \x01(\r\x12\x11\n\tstaleness\x18\t \x01(\r\x12\r\n\x05owner\x18\n \x01(\r\x12\x11\n\ttruncated\x18\x0b \x01(\x08\x12\x14\n\x0cnum_versions\x18\x0c \x01(\r\x12H\n\x0creward_parts\x18\r \x03(\x0b\x32\x32.protos.learner.v1alpha1.TableRow.RewardPartsEntry\x12\x10\n\x08\x64\x61ta_set\x18\x0e \x01(\t\x12\x10\n\x08\x62\x61seline\x18\x0f \x01(\x08\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x81\x04\n\tFeedStats\x12\x16\n\x0etrainer_wait_s\x18\x01 \x01(\x01\x12\x1a\n\x12replica_idle_share\x18\x02 \x01(\x01\x12\x10\n\x08num_open\x18\x03 \x01(\x04\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\x04\x12\x15\n\roldest_open_s\x18\x05 \x01(\x01\x12G\n\x0bnum_dropped\x18\x06 \x03(\x0b\x32\x32.protos.learner.v1alpha1.FeedStats.NumDroppedEntry\x12\x12\n\nnum_leased\x18\x07 \x01(\x04\x12\x13\n\x0bnum_trained\x18\x08 \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\t \x01(\x04\x12\x14\n\x0cnum_replicas\x18\n \x01(\r\x12V\n\x13tokens_by_staleness\x18\x0b \x03(\x0b\x32\x39.protos.learner.v1alpha1.FeedStats.TokensByStalenessEntry\x12\x17\n\x0fstaleness_bound\x18\x0c \x01(\r\x1a\x31\n\x0fNumDroppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x38\n\x16TokensByStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd0\x01\n\x0b\x42\x61tchHeader\x12\x13\n\x0bpolicy_step\x18\x01 \x01(\x04\x12\x30\n\x05table\x18\x02 \x03(\x0b\x32!.protos.learner.v1alpha1.TableRow\x12\x12\n\nend_of_run\x18\x03 \x01(\x08\x12\x31\n\x05stats\x18\x04 \x01(\x0b\x32\".protos.learner.v1alpha1.FeedStats\x12\x10\n\x08num_rows\x18\x05 \x01(\r\x12\x12\n\nsave_first\x18\x06 \x01(\x08\x12\r\n\x05leave\x18\x07 \x01(\x08\"\xbc\x01\n\x11TakeBatchResponse\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32$.protos.learner.v1alpha1.BatchHeaderH\x00\x12\x35\n\x03row\x18\x02 \x01(\x0b\x32&.protos.trajectory.v1alpha1.TrajectoryH\x00\x12-\n\x04rows\x18\x03 \x01(\x0b\x32\x1d.protos.learner.v1alpha1.RowsH\x00\x42\t\n\x07message\"<\n\x04Rows\x12\x34\n\x04rows\x18\x01 \x03(\x0b\x32&.protos.trajectory.v1alpha1.Trajectory\"\x8a\x01\n\x11\x43loseBatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x13\n\x0bpolicy_step\x18\x02 \x01(\x04\x12\x14\n\x0csnapshot_dir\x18\x03 \x01(\t\x12\x11\n\twill_save\x18\x04 \x01(\x08\x12\x15\n\x08mismatch\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_mismatch\"6\n\x12\x43loseBatchResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x04\"\x96\x01\n\x12\x42\x65ginUpdateRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\nstore_host\x18\x05 \x01(\t\x12\x12\n\nstore_port\x18\x06 \x01(\r\x12\x13\n\x0b\x64\x65vice_uuid\x18\x07 \x01(\t\"\xa2\x01\n\x13\x42\x65ginUpdateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x31\n\x05group\x18\x03 \x01(\x0b\x32\".protos.learner.v1alpha1.GroupSpec\x12\x38\n\x0cother_groups\x18\x04 \x03(\x0b\x32\".protos.learner.v1alpha1.GroupSpec\"\x9a\x01\n\x10\x45ndUpdateRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\n\n\x02ok\x18\x04 \x01(\x08\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x14\n\x0c\x62ytes_rooted\x18\x06 \x01(\x04\x12\x12\n\npeak_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x02\"h\n\rMemberOutcome\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x33\n\x05phase\x18\x02 \x01(\x0e\x32$.protos.learner.v1alpha1.UpdatePhase\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\\\n\x11\x45ndUpdateResponse\x12\x38\n\x08outcomes\x18\x01 \x03(\x0b\x32&.protos.learner.v1alpha1.MemberOutcome\x12\r\n\x05retry\x18\x02 \x01(\x08\"Z\n\x0eSaveCutRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x13\n\x0bpolicy_step\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ut_dir\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\"\n\x0fSaveCutResponse\x12\x0f\n\x07\x63ut_dir\x18\x01 \x01(\t\"6\n\x10\x46inishRunRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x13\n\x11\x46inishRunResponse2\xcb\x05\n\x0b\x46\x65\x65\x64Service\x12_\n\x08Register\x12(.protos.learner.v1alpha1.RegisterRequest\x1a).protos.learner.v1alpha1.RegisterResponse\x12\x64\n\tTakeBatch\x12).protos.learner.v1alpha1.TakeBatchRequest\x1a*.protos.learner.v1alpha1.TakeBatchResponse0\x01\x12\x65\n\nCloseBatch\x12*.protos.learner.v1alpha1.CloseBatchRequest\x1a+.protos.learner.v1alpha1.CloseBatchResponse\x12h\n\x0b\x42\x65ginUpdate\x12+.protos.learner.v1alpha1.BeginUpdateRequest\x1a,.protos.learner.v1alpha1.BeginUpdateResponse\x12\x62\n\tEndUpdate\x12).protos.learner.v1alpha1.EndUpdateRequest\x1a*.protos.learner.v1alpha1.EndUpdateResponse\x12\\\n\x07SaveCut\x12\'.protos.learner.v1alpha1.SaveCutRequest\x1a(.protos.learner.v1alpha1.SaveCutResponse\x12\x62\n\tFinishRun\x12).protos.learner.v1alpha1.FinishRunRequest\x1a*.protos.learner.v1alpha1.FinishRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TABLEROW_REWARDPARTSENTRY']._serialized_start=806
   _globals['_TABLEROW_REWARDPARTSENTRY']._serialized_end=856
   _globals['_FEEDSTATS']._serialized_start=859
-  _globals['_FEEDSTATS']._serialized_end=1347
-  _globals['_FEEDSTATS_NUMDROPPEDENTRY']._serialized_start=1240
-  _globals['_FEEDSTATS_NUMDROPPEDENTRY']._serialized_end=1289
-  _globals['_FEEDSTATS_TOKENSBYSTALENESSENTRY']._serialized_start=1291
-  _globals['_FEEDSTATS_TOKENSBYSTALENESSENTRY']._serialized_end=1347
-  _globals['_BATCHHEADER']._serialized_start=1350
-  _globals['_BATCHHEADER']._serialized_end=1558
-  _globals['_TAKEBATCHRESPONSE']._serialized_start=1561
-  _globals['_TAKEBATCHRESPONSE']._serialized_end=1749
-  _globals['_ROWS']._serialized_start=1751
-  _globals['_ROWS']._serialized_end=1811
-  _globals['_CLOSEBATCHREQUEST']._serialized_start=1813
-  _globals['_CLOSEBATCHREQUEST']._serialized_end=1915
-  _globals['_CLOSEBATCHRESPONSE']._serialized_start=1917
-  _globals['_CLOSEBATCHRESPONSE']._serialized_end=1971
-  _globals['_BEGINUPDATEREQUEST']._serialized_start=1974
-  _globals['_BEGINUPDATEREQUEST']._serialized_end=2124
-  _globals['_BEGINUPDATERESPONSE']._serialized_start=2127
-  _globals['_BEGINUPDATERESPONSE']._serialized_end=2289
-  _globals['_ENDUPDATEREQUEST']._serialized_start=2292
-  _globals['_ENDUPDATEREQUEST']._serialized_end=2446
-  _globals['_MEMBEROUTCOME']._serialized_start=2448
-  _globals['_MEMBEROUTCOME']._serialized_end=2552
-  _globals['_ENDUPDATERESPONSE']._serialized_start=2554
-  _globals['_ENDUPDATERESPONSE']._serialized_end=2646
-  _globals['_SAVECUTREQUEST']._serialized_start=2648
-  _globals['_SAVECUTREQUEST']._serialized_end=2738
-  _globals['_SAVECUTRESPONSE']._serialized_start=2740
-  _globals['_SAVECUTRESPONSE']._serialized_end=2774
-  _globals['_FINISHRUNREQUEST']._serialized_start=2776
-  _globals['_FINISHRUNREQUEST']._serialized_end=2830
-  _globals['_FINISHRUNRESPONSE']._serialized_start=2832
-  _globals['_FINISHRUNRESPONSE']._serialized_end=2851
-  _globals['_FEEDSERVICE']._serialized_start=2854
-  _globals['_FEEDSERVICE']._serialized_end=3569
+  _globals['_FEEDSTATS']._serialized_end=1372
+  _globals['_FEEDSTATS_NUMDROPPEDENTRY']._serialized_start=1265
+  _globals['_FEEDSTATS_NUMDROPPEDENTRY']._serialized_end=1314
+  _globals['_FEEDSTATS_TOKENSBYSTALENESSENTRY']._serialized_start=1316
+  _globals['_FEEDSTATS_TOKENSBYSTALENESSENTRY']._serialized_end=1372
+  _globals['_BATCHHEADER']._serialized_start=1375
+  _globals['_BATCHHEADER']._serialized_end=1583
+  _globals['_TAKEBATCHRESPONSE']._serialized_start=1586
+  _globals['_TAKEBATCHRESPONSE']._serialized_end=1774
+  _globals['_ROWS']._serialized_start=1776
+  _globals['_ROWS']._serialized_end=1836
+  _globals['_CLOSEBATCHREQUEST']._serialized_start=1839
+  _globals['_CLOSEBATCHREQUEST']._serialized_end=1977
+  _globals['_CLOSEBATCHRESPONSE']._serialized_start=1979
+  _globals['_CLOSEBATCHRESPONSE']._serialized_end=2033
+  _globals['_BEGINUPDATEREQUEST']._serialized_start=2036
+  _globals['_BEGINUPDATEREQUEST']._serialized_end=2186
+  _globals['_BEGINUPDATERESPONSE']._serialized_start=2189
+  _globals['_BEGINUPDATERESPONSE']._serialized_end=2351
+  _globals['_ENDUPDATEREQUEST']._serialized_start=2354
+  _globals['_ENDUPDATEREQUEST']._serialized_end=2508
+  _globals['_MEMBEROUTCOME']._serialized_start=2510
+  _globals['_MEMBEROUTCOME']._serialized_end=2614
+  _globals['_ENDUPDATERESPONSE']._serialized_start=2616
+  _globals['_ENDUPDATERESPONSE']._serialized_end=2708
+  _globals['_SAVECUTREQUEST']._serialized_start=2710
+  _globals['_SAVECUTREQUEST']._serialized_end=2800
+  _globals['_SAVECUTRESPONSE']._serialized_start=2802
+  _globals['_SAVECUTRESPONSE']._serialized_end=2836
+  _globals['_FINISHRUNREQUEST']._serialized_start=2838
+  _globals['_FINISHRUNREQUEST']._serialized_end=2892
+  _globals['_FINISHRUNRESPONSE']._serialized_start=2894
+  _globals['_FINISHRUNRESPONSE']._serialized_end=2913
+  _globals['_FEEDSERVICE']._serialized_start=2916
+  _globals['_FEEDSERVICE']._serialized_end=3631
 # @@protoc_insertion_point(module_scope)

@@ -86,7 +86,7 @@ class TableRow(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., usable: _Optional[bool] = ..., unusable_reason: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_trained_tokens: _Optional[int] = ..., staleness: _Optional[int] = ..., owner: _Optional[int] = ..., truncated: _Optional[bool] = ..., num_versions: _Optional[int] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., data_set: _Optional[str] = ..., baseline: _Optional[bool] = ...) -> None: ...
 
 class FeedStats(_message.Message):
-    __slots__ = ("trainer_wait_s", "replica_idle_share", "num_open", "num_waiting", "oldest_open_s", "num_dropped", "num_leased", "num_trained", "num_generated_tokens", "num_replicas", "tokens_by_staleness")
+    __slots__ = ("trainer_wait_s", "replica_idle_share", "num_open", "num_waiting", "oldest_open_s", "num_dropped", "num_leased", "num_trained", "num_generated_tokens", "num_replicas", "tokens_by_staleness", "staleness_bound")
     class NumDroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class FeedStats(_message.Message):
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_BY_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_BOUND_FIELD_NUMBER: _ClassVar[int]
     trainer_wait_s: float
     replica_idle_share: float
     num_open: int
@@ -123,7 +124,8 @@ class FeedStats(_message.Message):
     num_generated_tokens: int
     num_replicas: int
     tokens_by_staleness: _containers.ScalarMap[int, int]
-    def __init__(self, trainer_wait_s: _Optional[float] = ..., replica_idle_share: _Optional[float] = ..., num_open: _Optional[int] = ..., num_waiting: _Optional[int] = ..., oldest_open_s: _Optional[float] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_replicas: _Optional[int] = ..., tokens_by_staleness: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    staleness_bound: int
+    def __init__(self, trainer_wait_s: _Optional[float] = ..., replica_idle_share: _Optional[float] = ..., num_open: _Optional[int] = ..., num_waiting: _Optional[int] = ..., oldest_open_s: _Optional[float] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_replicas: _Optional[int] = ..., tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., staleness_bound: _Optional[int] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("policy_step", "table", "end_of_run", "stats", "num_rows", "save_first", "leave")
@@ -160,16 +162,18 @@ class Rows(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[_trajectory_pb2.Trajectory, _Mapping]]] = ...) -> None: ...
 
 class CloseBatchRequest(_message.Message):
-    __slots__ = ("incarnation", "policy_step", "snapshot_dir", "will_save")
+    __slots__ = ("incarnation", "policy_step", "snapshot_dir", "will_save", "mismatch")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_STEP_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_DIR_FIELD_NUMBER: _ClassVar[int]
     WILL_SAVE_FIELD_NUMBER: _ClassVar[int]
+    MISMATCH_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     policy_step: int
     snapshot_dir: str
     will_save: bool
-    def __init__(self, incarnation: _Optional[int] = ..., policy_step: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., will_save: _Optional[bool] = ...) -> None: ...
+    mismatch: float
+    def __init__(self, incarnation: _Optional[int] = ..., policy_step: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., will_save: _Optional[bool] = ..., mismatch: _Optional[float] = ...) -> None: ...
 
 class CloseBatchResponse(_message.Message):
     __slots__ = ("version", "lineage")

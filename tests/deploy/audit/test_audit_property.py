@@ -4,22 +4,25 @@ finds the lives of a ledger with a known mistake in it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from deploy.audit.accounting import BASELINE, SIZES, STALE, Accounting, Rules
+from deploy.audit.accounting import BASELINE, BOUND, SIZES, STALE, Accounting
 from deploy.audit.entry import Entry
 from deploy.audit.findings import Findings
+from deploy.audit.terms import Rules
 from learner.gateway.groups import Group, SampleFacts
 from learner.gateway.ledger import Ledger, Limits
+from learner.gateway.terms import Adaptive
 from protos.arrays import pack_floats, pack_ids
 from protos.trajectory.v1alpha1 import trajectory_pb2
 from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulation
 
 
-def limits(max_staleness: int = 1, window: int = 1, *, greedy: bool = False) -> Limits:
-    return Limits(groups_per_step=2, group_size=GROUP_SIZE, max_staleness=max_staleness, window=window, min_usable=2, zero_signal=False, max_consecutive_drops=10_000, max_attempts=4, baselines=frozenset({""} if greedy else ()))
+def limits(max_staleness: int = 1, window: int = 1, *, greedy: bool = False, adaptive: Adaptive | None = None) -> Limits:
+    return Limits(groups_per_step=2, group_size=GROUP_SIZE, max_staleness=max_staleness, window=window, min_usable=2, zero_signal=False, max_consecutive_drops=10_000, max_attempts=4, baselines=frozenset({""} if greedy else ()), adaptive=adaptive)
 
 
 def payload_of(record: dict[str, Any]) -> bytes:
@@ -38,7 +41,7 @@ def payload_of(record: dict[str, Any]) -> bytes:
 def audited(simulation: Simulation, *, greedy: bool = False) -> Accounting:
     """The life as a journal would hold it: publications say their lineage, submissions have payloads. greedy: as the configuration says."""
     rules = simulation.ledger.limits
-    accounting = Accounting(Rules(groups_per_step=rules.groups_per_step, group_size=rules.group_size, max_staleness=rules.max_staleness, greedy=greedy), Findings(), None)
+    accounting = Accounting(Rules(groups_per_step=rules.groups_per_step, group_size=rules.group_size, max_staleness=rules.max_staleness, greedy=greedy, adaptive=(rules.adaptive.lowest, rules.adaptive.highest) if rules.adaptive else None), Findings(), None)
     lineage = 0
     for number, record in enumerate(simulation.records):
         lineage += record["type"] == "rolled_back"
@@ -68,6 +71,32 @@ def test_lives_with_greedy_answers_are_clean_and_no_others_are_where_there_shoul
     simulation = Simulation(ledger=Ledger(limits()), seed=0)
     simulation.run(100)
     assert {finding.rule for finding in audited(simulation, greedy=True).findings.found} == {SIZES}
+
+
+MOVING = Adaptive(lowest=1, highest=3, low=0.05, high=0.1)
+
+
+@pytest.mark.parametrize("life", ["steady", "rollbacks", "abandons"])
+def test_lives_whose_bound_moves_are_clean(life: str) -> None:
+    for seed in range(6):
+        simulation = Simulation(ledger=Ledger(limits(1, 3, adaptive=MOVING)), seed=seed, rollbacks=life != "steady", abandons=life == "abandons")
+        simulation.run(400)
+        accounting = audited(simulation)
+        assert accounting.findings.lines() == [] and accounting.bound == simulation.bound
+
+
+class Leaps(Ledger):
+    """The bound goes to its end at once, and lets too many in."""
+
+    def _next_bound(self, mismatch: float | None) -> dict[str, int]:
+        return {"bound": 3 if mismatch is not None and mismatch < 0.05 else 1}
+
+
+def test_a_bound_that_leaps_is_found_out() -> None:
+    simulation = Simulation(ledger=Leaps(limits(1, 3, adaptive=MOVING)), seed=0)
+    with suppress(Broken):  # now and then the life itself shows it
+        simulation.run(400)
+    assert BOUND in {finding.rule for finding in audited(simulation).findings.found}
 
 
 class WithoutBaseline(Ledger):

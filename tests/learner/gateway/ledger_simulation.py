@@ -7,12 +7,14 @@ replay that gives the same batches makes the same policies, with no rule about r
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from learner.gateway.groups import Group, SampleFacts
+from learner.gateway.groups import seq_of as _seq_of
 from learner.gateway.ledger import Ledger, Plan
 
 GROUP_SIZE = 2
@@ -57,9 +59,17 @@ class Simulation:
     ages: Counter[int] = field(default_factory=Counter)
     num_leases: int = 0
     cut: int = 0
+    bounds: dict[int, int] = field(default_factory=dict)  # own book of the admitted staleness, by step
+    bound_of: dict[int, int] = field(default_factory=dict)  # of each group, from its first lease on
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.rule = self.ledger.limits.adaptive
+        self.mismatches = random.Random(self.seed)  # of their own, so that a fixed bound has the lives it always had
+
+    @property
+    def bound(self) -> int:
+        return self.bounds[max(self.bounds)] if self.bounds else self.ledger.limits.max_staleness
 
     def run(self, num_events: int) -> None:
         """Random events, then a fair end in which the run must still make progress. Raises Broken."""
@@ -86,6 +96,7 @@ class Simulation:
             group, record = self.ledger.lease_again(holder=str(actor), lease_id=lease_id, lapse_at=lapse_at)
         else:
             group, record = self.ledger.open_group(holder=str(actor), lease_id=lease_id, now=self.now, lapse_at=lapse_at, prompt_id="p", prompt_row=0)
+            self.bound_of[group.seq] = self.bound
         self.records.append(record)
         published = self.ledger.published
         assert published is not None
@@ -175,18 +186,29 @@ class Simulation:
         active = self.ledger.account.active
         if active is not None:
             self.history = (*self.history, active.groups)
-        version, record = self.ledger.publish(self.ledger.step + (active is not None))
+        mismatch = self.mismatches.choice([0.01, 0.01, 0.07, 0.2, math.nan, None]) if active is not None else None
+        version, record = self.ledger.publish(self.ledger.step + (active is not None), mismatch=mismatch)
         self.made(record)
+        self.move(version.step, mismatch)
         self.history_of[version.number] = self.history
         if self.random.random() < 0.2:
             self.cut = version.step
             self.made(self.ledger.cover(self.cut))
+
+    def move(self, step: int, mismatch: float | None) -> None:
+        """One more under .05, one less over .1 or for no number, never beyond the limits."""
+        rule = self.rule
+        if rule is None:
+            return
+        change = 0 if mismatch is None else 1 if mismatch < 0.05 else -1 if math.isnan(mismatch) or mismatch > 0.1 else 0
+        self.bounds[step] = sorted((rule.lowest, self.bound + change, rule.highest))[1]
 
     def crash(self) -> None:
         """Back to the newest cut; the same plans must come again, unless they are abandoned."""
         replay = not self.abandons or self.random.random() < 0.5
         self.made(self.ledger.rollback(self.cut, replay=replay))
         self.history = self.history[: self.cut]
+        self.bounds = {step: bound for step, bound in self.bounds.items() if step <= self.cut}
         if not replay:
             self.plans = {step: groups for step, groups in self.plans.items() if step < self.cut}
 
@@ -208,7 +230,7 @@ class Simulation:
                 age = way(self.history_of[version], self.history)
                 self.ages[age] += 1
                 num_tokens += count
-                if age > self.ledger.limits.max_staleness:
+                if age > self.bound_of.get(seq_of(row.group_id), self.ledger.limits.max_staleness):
                     raise Broken(f"staleness {age} at step {plan.step}, group {row.group_id}")
         if num_tokens != sum(count for _, count in plan.tokens):
             raise Broken(f"tokens of step {plan.step} by age: {plan.tokens} planned, {num_tokens} to train on")
@@ -234,6 +256,12 @@ class Simulation:
                 event()
                 self.check()
         raise Broken(f"deadlock at step {self.ledger.step}: {self.ledger.counts()}, open {sorted(self.ledger.account.outside())}")
+
+
+def seq_of(group_id: str) -> int:
+    seq = _seq_of(group_id)
+    assert seq is not None
+    return seq
 
 
 def way(old: tuple[tuple[int, ...], ...], new: tuple[tuple[int, ...], ...]) -> int:

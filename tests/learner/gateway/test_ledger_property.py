@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from learner.gateway import ledger as ledger_module
 from learner.gateway.groups import Group, SampleFacts
 from learner.gateway.ledger import Ledger, Limits
+from learner.gateway.terms import Adaptive
 from learner.gateway.versions import StalenessBroken
 from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulation
 
@@ -17,7 +19,7 @@ from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulati
 SHAPES = [(0, 1, 2), (1, 1, 2), (1, 3, 2), (3, 1, 2), (3, 3, 2), (1, 3, 3)]
 
 
-def limits(max_staleness: int, window: int, groups_per_step: int, *, baselines: frozenset[str] = frozenset()) -> Limits:
+def limits(max_staleness: int, window: int, groups_per_step: int, *, baselines: frozenset[str] = frozenset(), adaptive: Adaptive | None = None) -> Limits:
     return Limits(
         groups_per_step=groups_per_step,
         group_size=GROUP_SIZE,
@@ -28,6 +30,7 @@ def limits(max_staleness: int, window: int, groups_per_step: int, *, baselines: 
         max_consecutive_drops=10_000,
         max_attempts=4,
         baselines=baselines,
+        adaptive=adaptive,
     )
 
 
@@ -40,8 +43,40 @@ def test_no_life_breaks_the_bound_the_balance_or_progress(max_staleness: int, wi
         simulation = Simulation(ledger=Ledger(rules), seed=seed, rollbacks=life != "steady", abandons=life == "abandons")
         simulation.run(1000)
         ages |= set(simulation.ages)
-    synchronous = rules.max_open == groups_per_step and life == "steady"
+    synchronous = rules.max_open(max_staleness) == groups_per_step and life == "steady"
     assert max(ages) == (0 if synchronous else max_staleness)  # the bound is reached, so the search would see it passed
+
+
+# (lowest, highest, W, P): W at most lowest * P + 1
+MOVING = [(0, 3, 1, 2), (1, 3, 3, 2), (1, 4, 1, 3)]
+
+
+def moving(lowest: int, highest: int, window: int, groups_per_step: int) -> Limits:
+    return limits(lowest + 1, window, groups_per_step, adaptive=Adaptive(lowest=lowest, highest=highest, low=0.05, high=0.1))
+
+
+@pytest.mark.parametrize("shape", MOVING)
+@pytest.mark.parametrize("life", ["steady", "rollbacks", "abandons"])
+def test_no_life_breaks_a_bound_that_moves_with_the_mismatch(shape: tuple[int, int, int, int], life: str) -> None:
+    ages, seen = set(), set()
+    for seed in range(20):
+        simulation = Simulation(ledger=Ledger(moving(*shape)), seed=seed, rollbacks=life != "steady", abandons=life == "abandons")
+        simulation.run(1000)
+        ages |= set(simulation.ages)
+        seen |= set(simulation.bound_of.values())
+        assert simulation.ledger.bound == simulation.bound
+    assert seen == set(range(shape[0], shape[1] + 1)) and max(ages) == shape[1]
+
+
+def test_replaying_the_records_of_a_moving_bound_gives_the_same_state() -> None:
+    for seed in range(10):
+        simulation = Simulation(ledger=Ledger(moving(1, 3, 3, 2)), seed=seed, rollbacks=True, abandons=True)
+        simulation.run(300)
+        again = Ledger(simulation.ledger.limits)
+        for record in simulation.records:
+            again.apply(msgpack.unpackb(msgpack.packb(record)))
+        assert again.state() == simulation.ledger.state()
+        assert Ledger.from_state(again.limits, msgpack.unpackb(msgpack.packb(again.state()))).bound == simulation.bound
 
 
 def test_no_life_with_greedy_answers_trains_on_one_or_without_its_reward() -> None:
@@ -99,6 +134,32 @@ class TrainsTheBaseline(Ledger):
         return super().oldest_of(seq)
 
 
+class LowersForOpenGroups(Ledger):
+    """Groups that are open already are held to the present bound."""
+
+    def bound_of(self, seq: int) -> int:
+        return min(self.bound, super().bound_of(seq))
+
+
+class RaisesBeyond(Unchecked):
+    """The highest bound is no limit."""
+
+    def _next_bound(self, mismatch: float | None) -> dict[str, int]:
+        assert self.limits.adaptive is not None
+        self.limits = replace(self.limits, adaptive=replace(self.limits.adaptive, highest=99))
+        return super()._next_bound(mismatch)
+
+
+class KeepsTheBoundInARollback(Unchecked):
+    """What was measured past the cut still counts."""
+
+    def rollback(self, policy_step: int, *, replay: bool = True) -> dict[str, object] | None:
+        bound = self.bound
+        record = super().rollback(policy_step, replay=replay)
+        self.account.bounds[policy_step] = bound
+        return record
+
+
 class LeasedAgainAtTheTail(Unchecked):
     """A group that is leased again goes behind all others, its finished samples with it."""
 
@@ -116,9 +177,8 @@ class LeasedAgainAtTheTail(Unchecked):
 class OneMore(Limits):
     """(S + 1) * P - (W - 1) + 1."""
 
-    @property
-    def max_open(self) -> int:
-        return super().max_open + 1
+    def max_open(self, bound: int) -> int:
+        return super().max_open(bound) + 1
 
 
 def window_over_the_first_of_the_queue(open_groups: Iterable[tuple[int, bool]], *, num_groups: int, window: int) -> list[int]:
@@ -141,10 +201,10 @@ def anchored_window(open_groups: Iterable[tuple[int, bool]], *, num_groups: int,
     return ready[:num_groups]
 
 
-def search(ledger_class: type[Ledger], rules: Limits, *, honest_actors: bool = True) -> str:
+def search(ledger_class: type[Ledger], rules: Limits, *, honest_actors: bool = True, rollbacks: bool = False) -> str:
     """What broke, or an empty string."""
     for seed in range(300):
-        simulation = Simulation(ledger=ledger_class(rules), seed=seed, honest_actors=honest_actors)
+        simulation = Simulation(ledger=ledger_class(rules), seed=seed, honest_actors=honest_actors, rollbacks=rollbacks)
         try:
             simulation.run(300)
         except (Broken, StalenessBroken) as broken:
@@ -170,6 +230,18 @@ def test_the_search_catches_a_release_at_the_tail() -> None:
 def test_the_search_catches_an_anchored_window_with_an_atomic_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "choose", anchored_window)
     assert "deadlock" in search(Unchecked, limits(3, 3, 4))
+
+
+def test_the_search_catches_a_lowered_bound_that_open_groups_are_held_to() -> None:
+    assert "more than max_staleness=" in search(LowersForOpenGroups, moving(0, 3, 1, 2))
+
+
+def test_the_search_catches_a_bound_raised_beyond_the_highest() -> None:
+    assert "staleness" in search(RaisesBeyond, moving(0, 2, 1, 2))
+
+
+def test_the_search_catches_a_bound_that_does_not_go_back_with_a_rollback() -> None:
+    assert "staleness" in search(KeepsTheBoundInARollback, moving(0, 4, 1, 2), rollbacks=True)
 
 
 def test_the_search_catches_a_baseline_among_the_trained_tokens() -> None:

@@ -95,12 +95,20 @@ def unbroken(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> Iterator[tuple[l
     """A run of four steps from end to end."""
     fake = FakeFeed(batches, num_steps=4)
     with serving(fake) as address:
-        made = parts(mesh, config(tmp_path, folder), address, folder)
+        moving = {"adaptive": {"highest": 2, "low": 0.01, "high": 0.05}}
+        made = parts(mesh, config(tmp_path, folder, staleness=moving), address, folder)
         end = loop.run(made, 0)
         made.saver.wait()
         yield made, fake, end
         made.publisher.pusher.close(timeout_s=5)
         made.feed.close()
+
+
+def test_the_measured_mismatch_goes_with_each_publication_but_the_first(unbroken: tuple[loop.Parts, FakeFeed, loop.End]) -> None:
+    made, fake, _ = unbroken
+    first, *others = fake.named("CloseBatch")
+    assert not first.HasField("mismatch")
+    assert [r.mismatch for r in others] == [line["mismatch_kl"] for line in lines(made.config.run_dir)] and all(r.mismatch > 0 for r in others)
 
 
 def test_every_step_is_taken_closed_and_published_and_cuts_are_announced(unbroken: tuple[loop.Parts, FakeFeed, loop.End]) -> None:

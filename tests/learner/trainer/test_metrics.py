@@ -11,7 +11,7 @@ import torch
 
 from learner.trainer.checkpoint import SaveReport
 from learner.trainer.decode import Batch, decode_stats
-from learner.trainer.metrics import summary_of_batch, summary_of_result
+from learner.trainer.metrics import mismatch_of, summary_of_batch, summary_of_result
 from learner.trainer.publish import Published
 from learner.trainer.record import Recorder
 from learner.trainer.table import Entry
@@ -76,3 +76,12 @@ def test_a_line_is_json_whatever_the_numbers(active: bool, tmp_path: Path) -> No
         return
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert line["loss"] is None and line["trainer_idle_share"] == 0.25 and line["trained_tokens_per_s"] == 1.0
+
+
+def test_the_mismatch_that_the_bound_follows_is_that_of_the_line() -> None:
+    result = replace(NOTHING, log_ratio=torch.tensor([0.1, -0.3, 0.0]))
+    found = {name: mismatch_of(result, name, clip_low=0.2, clip_high=0.28) for name in ("abs_max", "kl_k3", "beyond_clip_share")}
+    # e^-.3 = .741 is outside .8 to 1.28, the others are inside
+    assert found["abs_max"] == pytest.approx(0.3) and found["beyond_clip_share"] == pytest.approx(1 / 3)
+    assert found["kl_k3"] == summary_of_result(result, clip_low=0.2, clip_high=0.28)["mismatch_kl"]
+    assert mismatch_of(NOTHING, "kl_k3", clip_low=0.2, clip_high=0.28) is None

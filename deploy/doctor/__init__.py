@@ -1,0 +1,1 @@
+"""What is wrong with a machine, a run file, or a run folder."""

@@ -1,0 +1,1 @@
+"""The Grafana dashboard of a run, and what makes it."""

@@ -1,0 +1,225 @@
+"""`headrace doctor` finds each planted fault in one line, and nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli import app
+from deploy.doctor import machine, run_file, run_folder
+from deploy.doctor.machine import Machine
+from deploy.mistakes import Mistakes
+from protos.learner.v1alpha1 import learner_pb2
+from protos.rollout.v1alpha1 import rollout_pb2
+
+GOOD = Machine(
+    python=(3, 11), versions={"torch": "2.13.0+cu130", "vllm": "0.32.0", "transformers": "5.16.1", "torchvision": "0.28.0"}, torch_wanted={"torchvision": "2.13.0"},
+    driver="580.95.05", cuda="13.0", has_nccl=True, shm_free_bytes=8 << 30, disk_free_bytes=100 << 30, disk_bytes_per_s=500e6, open_files=65536, num_ports=16,
+    clock_s=1_800_000_000.0, newest_file_s=1_790_000_000.0,
+)  # fmt: skip
+
+
+def test_a_good_machine_has_no_findings() -> None:
+    assert list(machine.findings(GOOD)) == []
+    assert list(machine.findings(replace(GOOD, versions={}, torch_wanted={}, driver="", cuda="", has_nccl=False))) == []  # a reward server's: nothing is installed but what it needs
+
+
+@pytest.mark.parametrize(
+    ("planted", "line"),
+    [
+        ({"python": (3, 10)}, "Python is 3.10, 3.11 or later is needed"),
+        ({"versions": {"torch": "2.9.1"}, "torch_wanted": {}, "cuda": ""}, "torch 2.9.1 is installed, 2.11 to 2.14 are tested"),
+        ({"versions": {"vllm": "0.34.0"}, "torch_wanted": {}}, "vllm 0.34.0 is installed, 0.26 to 0.33 are tested"),
+        ({"versions": {"transformers": "4.57.0"}, "torch_wanted": {}}, "transformers 4.57.0 is installed, 5.16"),
+        ({"torch_wanted": {"torchvision": "2.12.0"}}, "torchvision 0.28.0 was built for torch 2.12.0, 2.13.0+cu130 is installed"),
+        ({"versions": {"torch": "2.13.0+cpu"}, "torch_wanted": {}, "cuda": ""}, "torch 2.13.0+cpu is built for CPUs"),
+        ({"driver": "570.86.15"}, "driver 570.86.15 is older than CUDA 13.0 of torch 2.13.0+cu130 needs (580.65)"),
+        ({"has_nccl": False}, "no nvidia-nccl is installed"),
+        ({"shm_free_bytes": 64 << 20}, "/dev/shm has 64 MiB free"),
+        ({"disk_free_bytes": 1 << 30}, "the disk has 1024 MiB free"),
+        ({"disk_bytes_per_s": 9e6}, "the disk writes and syncs 9 MB/s, under 50"),
+        ({"open_files": 256}, "this process may open 256 files"),
+        ({"num_ports": 3}, "3 of 16 loopback ports could be had"),
+        ({"clock_s": 1_700_000_000.0}, "the clock says 2023-11-14 22:13:20 UTC"),
+    ],
+)
+def test_a_fault_of_the_machine_is_one_line(planted: dict[str, Any], line: str) -> None:
+    (found,) = machine.findings(replace(GOOD, **planted))
+    assert line in found
+
+
+def test_this_machine_is_looked_at(tmp_path: Path) -> None:
+    seen = machine.look(tmp_path)
+    assert seen.python >= (3, 11) and seen.num_ports == 16 and seen.disk_bytes_per_s > 0 and "transformers" in seen.versions
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- a run file
+
+
+def a_file(folder: Path, **changes: Any) -> Path:
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"vocab_size": 10}))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    (folder / "prompts.jsonl").write_text('{"prompt": "1"}\n')
+    content: dict[str, Any] = {"run_dir": str(folder / "run"), "model": str(model), "learner": {"data": {"prompts": str(folder / "prompts.jsonl")}, "trainer": {"served_dtype": "float32"}}, "rollout": {}, "reward": {"scorers": [{"name": "a", "use": "exact"}]}}
+    for key, value in changes.items():
+        content[key] = {**content[key], **value} if isinstance(value, dict) and isinstance(content[key], dict) else value
+    file = folder / "run.yaml"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_a_good_file_has_no_findings(tmp_path: Path) -> None:
+    assert list(run_file.findings(a_file(tmp_path))) == []
+
+
+def test_mistakes_of_a_file_are_findings(tmp_path: Path) -> None:
+    (found,) = run_file.findings(a_file(tmp_path, rollout={"dtype": "bfloat16"}))
+    assert "learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16" in found
+
+
+def test_an_address_in_use_is_found(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        (found,) = run_file.findings(a_file(tmp_path, learner={"address": address}))
+    assert found.startswith(f"learner.address={address}: cannot be listened on (Address already in use)")
+
+
+def test_a_reward_server_that_is_not_there_is_found(tmp_path: Path) -> None:
+    (found,) = run_file.findings(a_file(tmp_path, reward=None, rollout={"rewards": ["127.0.0.1:9"]}))
+    assert found.startswith("rollout.rewards: 127.0.0.1:9 does not answer (Connection refused)")
+
+
+def test_a_model_without_weights_is_found(tmp_path: Path) -> None:
+    file = a_file(tmp_path)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (found,) = run_file.findings(file)
+    assert "the folder has no *.safetensors, hence no weights" in found
+
+
+# --- a run folder
+
+
+def entry(record: dict[str, Any], durable: int) -> bytes:
+    """As the journal's description in deploy/audit/segments.py."""
+    body = msgpack.packb(record)
+    lengths = struct.pack("<III", len(body), 0, durable)
+    return b"\xab\x48\x52\x45" + lengths + struct.pack("<I", zlib.crc32(body, zlib.crc32(lengths))) + body
+
+
+FIRST = b"HEADRACE" + struct.pack("<I", 1) + entry({"type": "prompts"}, 12)
+
+
+def a_run(folder: Path, *, made: int = 10, steps: int = 10) -> Path:
+    """A finished run at rest."""
+    for name in ("resolved", "journal", "checkpoints/step-000010"):
+        (folder / name).mkdir(parents=True)
+    (folder / "resolved" / "learner.json").write_text(json.dumps({"steps": steps, "checkpoint": {"every_steps": 5}}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(made)))
+    (folder / "journal" / "000000000000.log").write_bytes(FIRST)
+    (folder / "journal" / "LOCK").write_text("")
+    (folder / "learner.lock").touch()
+    (folder / "checkpoints" / "step-000010" / "cut.json").write_text("{}")
+    return folder
+
+
+@contextmanager
+def holding(lock: Path) -> Iterator[None]:
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
+    assert list(run_folder.findings(a_run(tmp_path))) == []
+
+
+def test_a_stale_address_and_its_dead_holder_are_found(tmp_path: Path) -> None:
+    run = a_run(tmp_path, made=8)
+    (run / "gateway.address").write_text("127.0.0.1:9\n")
+    (run / "journal" / "LOCK").write_text("4194300")
+    dead, stale = run_folder.findings(run)
+    assert "LOCK names process 4194300, which holds it no more, and 8 of 10 steps are made" in dead
+    assert "gateway.address is stale: nothing listens on 127.0.0.1:9 (Connection refused) and no learner runs" in stale
+
+
+def test_a_gateway_left_behind_is_found(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    (run / "journal" / "LOCK").write_text(str(os.getpid()))
+    with holding(run / "journal" / "LOCK"):
+        (found,) = run_folder.findings(run)
+    assert f"LOCK is held by process {os.getpid()}, and no learner holds" in found
+
+
+def test_a_gateway_that_does_not_answer_is_found(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    (run / "gateway.address").write_text("127.0.0.1:9\n")
+    with holding(run / "learner.lock"):
+        (found,) = run_folder.findings(run)
+    assert found.startswith("the gateway does not answer: no learner answers on 127.0.0.1:9 (UNAVAILABLE)")
+
+
+def test_a_torn_journal_is_found(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    (run / "journal" / "000000000000.log").write_bytes(FIRST + entry({"type": "opened"}, len(FIRST))[:-3])
+    (found,) = run_folder.findings(run)
+    assert f"journal/000000000000.log at {len(FIRST)}: a torn tail of" in found and "the next start cuts it off" in found
+    with holding(run / "journal" / "LOCK"), holding(run / "learner.lock"):
+        assert not [line for line in run_folder.findings(run) if "torn tail" in line]  # somebody may be writing it
+
+
+def test_a_damaged_journal_is_found(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    broken = bytearray(FIRST)
+    broken[-1] ^= 1
+    (run / "journal" / "000000000000.log").write_bytes(bytes(broken) + entry({"type": "opened"}, len(FIRST)))
+    (found,) = run_folder.findings(run)
+    assert "the checksum does not match, though it had been whole once" in found
+
+
+def test_missing_cuts_are_found(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    (run / "checkpoints" / "step-000010" / "cut.json").unlink()
+    (found,) = run_folder.findings(run)
+    assert "10 steps are made, a cut is due every 5" in found and "(1 unfinished)" in found
+
+
+def test_a_stale_replica_is_found() -> None:
+    replica = learner_pb2.GetStatusResponse.Replica
+    status = learner_pb2.GetStatusResponse(newest_version=7, replicas=[
+        replica(replica_id="rollout-0", address="h:1", state=rollout_pb2.REPLICA_STATE_SERVING, loaded_version=7, attending=True),
+        replica(replica_id="rollout-1", address="h:2", state=rollout_pb2.REPLICA_STATE_STALE, loaded_version=5, attending=True, detail="apply failed"),
+        replica(replica_id="rollout-2", address="h:3", state=rollout_pb2.REPLICA_STATE_STALE, attending=False),
+    ])  # fmt: skip
+    (found,) = run_folder.of_status(status)
+    assert found.startswith("replica rollout-1 at h:2 is STALE at version 5, 7 is published (apply failed)")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Mistakes, match="it is no run folder"):
+        list(run_folder.findings(tmp_path))
+
+
+def test_the_command_exits_with_1_for_findings_0_without_and_2_for_neither(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    assert CliRunner().invoke(app, ["doctor", str(run)]).exit_code == 0
+    (run / "checkpoints" / "step-000010" / "cut.json").unlink()
+    told = CliRunner().invoke(app, ["doctor", str(run)])
+    assert told.exit_code == 1 and "a cut is due every 5" in told.output
+    assert CliRunner().invoke(app, ["doctor", str(tmp_path / "nowhere")]).exit_code == 2
