@@ -7,7 +7,7 @@ READY := .venv/.ready
 FAST := not slow and not chaos
 PACKAGES := protos learner rollout_server reward_server deploy headrace.py examples tests $(if $(wildcard benchmarks/*.py),benchmarks)
 
-.PHONY: help setup demo smoke test test-full chaos check lint types imports contract stubs fix protos baseline bench
+.PHONY: help setup demo model smoke test test-full chaos check lint types imports contract stubs fix protos baseline bench
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -22,6 +22,9 @@ $(READY): pyproject.toml deploy/set_up.py
 
 demo: $(READY) ## train SmolLM2 on arithmetic with all three services and report the accuracy before and after
 	@$(BIN)/headrace demo $(ARGS)
+
+model: $(READY) ## write models/smollm2, the model of the demo and of the examples, as a Hugging Face folder
+	@$(BIN)/python -m deploy.models models/smollm2
 
 smoke: $(READY) ## the same on a tiny model, under two minutes
 	@$(BIN)/headrace smoke $(ARGS)

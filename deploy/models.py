@@ -169,3 +169,9 @@ def _byte_tokenizer() -> Any:
         model_max_length=2048,
         clean_up_tokenization_spaces=False,
     )
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(smollm2(Path(sys.argv[1])))

@@ -42,6 +42,16 @@ def security_of(target: str, *, ca: Path | None = None, token_env: str = "", tok
         raise Mistakes([" ".join(str(error).split())]) from None
 
 
+def at_rest(target: str) -> str:
+    """What a run folder whose learner does not answer says of itself; empty for an address or a run without a step."""
+    file = Path(target).expanduser() / "metrics.jsonl"
+    steps = [line for line in file.read_text().splitlines() if '"step"' in line and '"version"' in line and line.endswith("}")] if file.is_file() else []
+    if not steps:
+        return ""
+    last = json.loads(steps[-1])
+    return f"no learner is running for {target}; its last step was {last['step']}, version {last['version']}. `headrace report {target}` shows it, starting it again resumes it"
+
+
 async def fetch(address: str, security: Security = OPEN) -> learner_pb2.GetStatusResponse:
     """Asks a learner. Raises Mistakes when it does not answer."""
     async with channel(address, security) as open_channel:

@@ -63,6 +63,8 @@ class GRPOTrainer:
         for name, value in (("data", learner.get("data")), ("rollout", rollout), ("reward_server", reward_server), ("placement", placement)):
             if value is not None and not isinstance(value, Mapping):
                 raise ValueError(f"{face}: {name}={value!r} must be a mapping of settings, for instance {{'replicas': 2}} for rollout")
+        if "scorers" in (reward_server or {}):
+            raise ValueError(f"{face}: reward_server={{'scorers': …}} and reward={reward!r} both name scorers; reward is the one that scores, and a run file takes several (docs/rewards.md)")
         data = {**(learner.pop("data", None) or {}), **({} if prompts is None else {"prompts": str(prompts)})}
         content = {
             "run_dir": str(run_dir or Path("runs") / time.strftime("run-%Y%m%d-%H%M%S")),

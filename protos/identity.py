@@ -73,4 +73,5 @@ def resolve_model(name: str) -> Path:
     try:
         return Path(snapshot_download(name))
     except Exception as error:  # the hub's client raises a dozen types; each means the same to the user
-        raise ValueError(f"model {name!r} is neither a folder nor could it be fetched from the hub: {type(error).__name__}: {one_line(error)}; give a folder, or a hub id that can be reached from here") from error
+        said = one_line(error).rstrip(".; ")
+        raise ValueError(f"model {name!r} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}: {said}); give a folder (`make model` in a clone writes models/smollm2), or a hub id that can be reached from here") from error

@@ -12,10 +12,10 @@ def need(module: str, *, scorer: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f'the scorer {scorer} needs {module}, which cannot be imported ({error}); install it: pip install "headrace[{extra}]"') from None
+        raise ValueError(f'the scorer {scorer} needs {module}, which cannot be imported ({error}); install it: pip install ".[{extra}]" in a clone of headrace') from None
 
 
 def installed(module: str, *, scorer: str, extra: str) -> None:
     """As `need`, without importing a heavy module into this process."""
     if importlib.util.find_spec(module) is None:
-        raise ValueError(f'the scorer {scorer} needs {module}, which is not installed; install it: pip install "headrace[{extra}]"')
+        raise ValueError(f'the scorer {scorer} needs {module}, which is not installed; install it: pip install ".[{extra}]" in a clone of headrace')

@@ -117,6 +117,7 @@ class VllmEngine:
             if engine.output_handler is not None:
                 engine.output_handler.cancel()  # else it reports the end of its process as a failure
             await asyncio.get_running_loop().run_in_executor(self._starter, engine.shutdown)
+            engine.shutdown = lambda *_, **__: None  # its destructor calls it again, at a time when the interpreter has taken the modules away
 
     async def check(self) -> None:
         if self._engine is None or self._engine.errored:

@@ -71,10 +71,16 @@ def status(
 
     Example: headrace status runs/first --watch
     """
-    from deploy.status import address_of, fetch, lines, security_of
+    from deploy.status import address_of, at_rest, fetch, lines, security_of
 
     while True:
-        answer = asyncio.run(fetch(address_of(target), security_of(target, ca=ca, token_file=token_file)))
+        try:
+            answer = asyncio.run(fetch(address_of(target), security_of(target, ca=ca, token_file=token_file)))
+        except ValueError:
+            if words := at_rest(target):
+                typer.echo(words)
+                return
+            raise
         typer.echo("\n".join(lines(answer)) + ("\n" if watch else ""))
         if not watch or answer.finished:
             return

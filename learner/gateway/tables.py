@@ -19,7 +19,7 @@ from protos.mistakes import one_line
 
 _ROWS = 1024  # at a time
 _PLAIN = (str, int, float, bool, type(None))
-_EXTRA = "install the extra: pip install 'headrace[data]'"
+_EXTRA = "install the extra: pip install '.[data]' in a clone of headrace"
 
 
 class _Mistake(Exception):

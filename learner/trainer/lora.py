@@ -18,7 +18,7 @@ def add_adapters(causal_lm: nn.Module, config: LoraConfig) -> None:
     try:
         import peft
     except ImportError as error:
-        raise ValueError('trainer.lora needs the package peft: pip install "headrace[lora]"') from error
+        raise ValueError('trainer.lora needs the package peft: pip install ".[lora]" in a clone of headrace') from error
     alpha: Any = config.alpha  # peft says int and takes any number
     options = peft.LoraConfig(r=config.rank, lora_alpha=alpha, target_modules=list(config.targets), init_lora_weights=False)
     try:

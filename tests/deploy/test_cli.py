@@ -96,3 +96,13 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
 
 def test_a_scorer_flag_may_name_a_function() -> None:
     assert parse_scorers(["mine=package.module:score"]) == [{"name": "mine", "use": "package.module:score"}]
+
+
+def test_the_status_of_a_run_at_rest_is_its_last_step(tmp_path: Path) -> None:
+    (tmp_path / "gateway.address").write_text("127.0.0.1:9")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 6, "version": 7}\n{"step": 7, "ver')
+    ran = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert ran.exit_code == 0 and "its last step was 6, version 7" in ran.output
+    (tmp_path / "metrics.jsonl").write_text("")
+    ran = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert ran.exit_code == 2 and "no learner answers on 127.0.0.1:9" in ran.output

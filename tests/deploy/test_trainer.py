@@ -70,3 +70,8 @@ def test_ppo_is_sized_by_four_numbers_and_takes_every_other_setting_on_top() -> 
 def test_ppo_refuses_numbers_that_do_not_fit(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         headrace.PPOTrainer(**{"model_name": "m", **changes})  # type: ignore[arg-type]
+
+
+def test_scorers_named_twice_are_refused() -> None:
+    with pytest.raises(ValueError, match="both name scorers"):
+        headrace.GRPOTrainer(model="m", prompts="p.jsonl", reward="last_number", reward_server={"scorers": [{"name": "x", "use": "exact"}], "workers": 2})

@@ -133,5 +133,5 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(monkeypatch
     import sys
 
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ValueError, match=r'pip install "headrace\[reward-math\]"'):
+    with pytest.raises(ValueError, match=r'pip install "\.\[reward-math\]"'):
         registry.load("math", {})
