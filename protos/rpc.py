@@ -35,7 +35,7 @@ _SHARED = [
 ]
 # A server allows one ping in five minutes unless told otherwise, and unknown option names are accepted silently:
 # this is the name that works.
-_SERVER = [*_SHARED, ("grpc.http2.min_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
+_SERVER = [*_SHARED, ("grpc.http2.min_ping_interval_without_data_ms", 500), ("grpc.http2.max_ping_strikes", 0), ("grpc.so_reuseport", 0)]
 _CLIENT = [*_SHARED, ("grpc.max_reconnect_backoff_ms", 2_000), ("grpc.initial_reconnect_backoff_ms", 100)]
 
 # Seconds; None: a stream that lives as long as its owner, guarded by heartbeats.

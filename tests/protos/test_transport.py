@@ -33,7 +33,9 @@ async def test_a_call_that_is_silent_for_nine_seconds_outlives_a_client_that_pin
     server = rpc.Server("127.0.0.1:0", [lambda grpc_server: grpc_server.add_generic_rpc_handlers((Silent(9.0),))])
     await server.start()
     often = [("grpc.keepalive_time_ms", 1_000), ("grpc.http2.max_pings_without_data", 0), ("grpc.keepalive_permit_without_calls", 1)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=often) as channel:
-        call = channel.unary_unary("/test/Wait", health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString)
-        assert await call(health_pb2.HealthCheckRequest(), timeout=20) == health_pb2.HealthCheckResponse()
-    await server.stop(0.0)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=often) as channel:
+            call = channel.unary_unary("/test/Wait", health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString)
+            assert await call(health_pb2.HealthCheckRequest(), timeout=20) == health_pb2.HealthCheckResponse()
+    finally:
+        await server.stop(0.0)  # one left open keeps gRPC's thread, and with it the interpreter, from ending
