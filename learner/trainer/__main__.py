@@ -27,7 +27,7 @@ from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions, load_critic
 from learner.trainer.engine import engine_of
 from learner.trainer.export import export
-from learner.trainer.feed import Feed, Leave, RunFailed, Superseded
+from learner.trainer.feed import Feed, Leave, Registration, RunFailed, Superseded
 from learner.trainer.loop import End, Parts, run
 from learner.trainer.model import Policy, load_policy
 from learner.trainer.objective import objective_of_run
@@ -136,8 +136,7 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
         restored = restore(Path(registration.cut_dir), policy.causal_lm, optimizer, followed(companions, critic), objective.control.state())
         if critic is not None:
             critic.restored()
-        if restored != registration.policy_step:
-            raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
+        _check_step(registration, restored)
     root = shared_memory.snapshot_root(registration.run_id)
     shared_memory.claim(root, config.run_dir, clear=False)
     writer = SnapshotWriter(
@@ -175,6 +174,12 @@ def _work(config: LearnerConfig, world: World, model_dir: Path, gateway: str, st
     if not end.finished and step not in (parts.saver.report.last_step, resumed):
         return _uncut(f"told to stop, and the cut of step {step} failed; the log says why")
     return 0
+
+
+def _check_step(registration: Registration, restored: int) -> None:
+    """Raises RuntimeError when the cut is of another step than the gateway's account."""
+    if restored != registration.policy_step:
+        raise RuntimeError(f"the cut in {registration.cut_dir} is of step {restored}, the gateway says {registration.policy_step}")
 
 
 def _probe(config: LearnerConfig, policy: Policy, world: World) -> Prober | None:
