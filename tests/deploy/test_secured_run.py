@@ -50,6 +50,11 @@ async def ask_feed(channel: grpc.aio.Channel) -> int:
     return 0
 
 
+def launch(folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "launcher.log").open("w") as log:
+        return subprocess.Popen([sys.executable, "-m", "deploy.cli", "launch", str(folder / "run.yaml")], cwd=ROOT, stderr=log, start_new_session=True)
+
+
 @pytest.fixture
 async def launched(tiny_model: Path, tmp_path: Path) -> AsyncIterator[tuple[Path, Authority]]:
     """The folder of a run that makes steps, launched from one file that has the section `security`, and who signed its certificate."""
@@ -67,14 +72,15 @@ async def launched(tiny_model: Path, tmp_path: Path) -> AsyncIterator[tuple[Path
         "security": {"certificate": str(certificate), "key": str(key), "ca": str(authority.ca), "token_file": str(tmp_path / "token")},
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
-    with (tmp_path / "launcher.log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "launch", str(tmp_path / "run.yaml")], cwd=ROOT, stderr=log, start_new_session=True)
+    process = launch(tmp_path)
     try:
-        await asyncio.to_thread(until, lambda: len(read_all(run_dir / "metrics.jsonl")) >= 2, 100)
+        await asyncio.to_thread(until, lambda: process.poll() is not None or len(read_all(run_dir / "metrics.jsonl")) >= 2, 100)
+        assert process.poll() is None, (tmp_path / "launcher.log").read_text()
         yield run_dir, authority
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        code = process.wait(60)
+    assert code == 130, (tmp_path / "launcher.log").read_text()
     assert not processes_of(tmp_path)
     files = [file for file in [tmp_path / "launcher.log", *run_dir.rglob("*")] if file.is_file()]
     assert len(files) > 10 and not [file for file in files if TOKEN.encode() in file.read_bytes()]
