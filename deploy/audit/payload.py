@@ -81,7 +81,8 @@ def check(payload: bytes, key: tuple[int, int], booked: Sample | None, prompt: b
 
 
 def _sample(trajectory: trajectory_pb2.Trajectory, name: str, where: str, findings: Findings) -> Sample:
-    strands = [_strand(words, f"{name}, strand {place}", where, findings) for place, words in enumerate((trajectory, *trajectory.more_strands)) if words.completion_ids.data or not trajectory.unusable_reason]
+    parts: list[trajectory_pb2.Trajectory | trajectory_pb2.Strand] = [trajectory, *trajectory.more_strands]
+    strands = [_strand(words, f"{name}, strand {place}", where, findings) for place, words in enumerate(parts) if words.completion_ids.data or not trajectory.unusable_reason]
     scored = trajectory.reward.WhichOneof("outcome") == "score" and math.isfinite(trajectory.reward.score.value)
     tokens = tuple(pair for _, own in strands for pair in own)
     whole = not trajectory.unusable_reason and trajectory.finish_reason != trajectory_pb2.FINISH_REASON_ABORT

@@ -113,7 +113,8 @@ def _counted(trajectory: pb.Trajectory, words: _Words, vocabulary: int) -> _Coun
 
 def _check_turns(trajectory: pb.Trajectory) -> None:
     """Raises ValueError for a turn that lies in no strand, or a reward that is not finite."""
-    lengths = [len(words.completion_ids.data) // 4 for words in (trajectory, *trajectory.more_strands)]
+    parts: list[_Words] = [trajectory, *trajectory.more_strands]
+    lengths = [len(words.completion_ids.data) // 4 for words in parts]
     for turn in trajectory.turns:
         if turn.strand >= len(lengths) or not turn.start < turn.end <= lengths[turn.strand]:
             raise _malformed(trajectory, f"a turn over [{turn.start}, {turn.end}) of strand {turn.strand}, but strands have {lengths} tokens")

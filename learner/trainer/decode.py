@@ -108,7 +108,7 @@ def decode_sample(message: trajectory_pb2.Trajectory) -> tuple[Sample, ...]:
         return (first,)
     strands = (first, *(_strand(message, more, place) for place, more in enumerate(message.more_strands, start=1)))
     num_tokens = sum(strand.num_trained_tokens for strand in strands)
-    versions = [span.version for words in (message, *message.more_strands) for span in words.spans]
+    versions = [version for strand in strands for version in strand.versions]
     return tuple(replace(strand, sample_tokens=num_tokens, first_version=min(versions, default=None)) for strand in strands)
 
 

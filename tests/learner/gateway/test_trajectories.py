@@ -99,10 +99,10 @@ def test_a_prompt_of_the_samples_own_is_compared_with_nothing() -> None:
         facts(prompt_ids=pack_ids([4, 10]), own_prompt=True)
 
 
-@pytest.mark.parametrize(("room", "reason"), [(3, ""), (2, "overlong")])
-def test_each_context_is_bounded_by_the_leased_prompt_and_what_may_be_drawn_after_it(room: int, reason: str) -> None:
-    # leased are 2 tokens: with room for 3 more a context may be 5 long, and both (2 + 3 and 3 + 2) are
-    sent = sample(LEASE, 1, 7, more_strands=[strand()])
+@pytest.mark.parametrize(("room", "prompt", "reason"), [(3, [4, 6, 7], ""), (3, [4, 6, 7, 1], "overlong"), (2, [4, 6], "overlong")])
+def test_each_context_is_bounded_by_the_leased_prompt_and_what_may_be_drawn_after_it(room: int, prompt: list[int], reason: str) -> None:
+    # leased are 2 tokens: with room for 3 more a context may be 5 long; they are 2 + 3 and 3 + 2, or 4 + 2
+    sent = sample(LEASE, 1, 7, more_strands=[strand(prompt_ids=pack_ids(prompt))])
     assert facts_of(sent, prompt_ids=LEASE.prompt_ids.data, vocabulary=10, max_new_tokens=room).unusable_reason == reason
 
 
