@@ -45,6 +45,7 @@ class Observability(Section):
     """How a run is watched (docs/operating.md)."""
 
     metrics: bool = Field(True, description="every service tells its figures on a port of its own, and run_dir/prometheus.yml says where")
+    scrape_s: float = Field(5.0, ge=0.1, description="how often Prometheus asks every service, as run_dir/prometheus.yml tells it")
     host: str = Field("127.0.0.1", min_length=1, description="where these ports listen; others than this machine reach them only under `security`")
 
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from deploy.schema import RunFile
 from learner.config import LearnerConfig
 from protos.security import OPEN, Security, resolve
+from protos.stacks import RUN_VARIABLE
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -146,7 +147,7 @@ def _service(
         log=run.run_dir / "logs" / f"{name}.log",
         address=address,
         metrics_address=config["metrics_address"],
-        environment=_environment(gpus),
+        environment={RUN_VARIABLE: str(run.run_dir.resolve()), **_environment(gpus)},
         restart=module != "learner",
         security=resolve(run.security),
         grace_s=run.learner.checkpoint.leave_s + LEARNER_END_S if module == "learner" else 0.0,
