@@ -169,7 +169,7 @@ class VllmEngine:
             raise vllm_setup.translated(error) from error
 
     def _delta(self, completion: Any, ids: list[int], num_drawn: int, inner_id: str) -> Delta:
-        logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs or (), ids, strict=True)]
+        logprobs = vllm_setup.sampled_logprobs(completion.logprobs, ids)
         finish = completion.finish_reason
         if finish is None:
             return Delta(token_ids=ids, logprobs=logprobs)

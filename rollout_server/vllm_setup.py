@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,26 @@ def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -
         ignore_eos=True,  # stop_token_ids says all that ends a sample
         seed=sampling.seed,  # always: vLLM 0.26 on CPU ignores seeds unless every request of the batch has one
         logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,  # lists of numbers: two objects a token would keep the garbage collection of a busy front end at work
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def sampled_logprobs(found: Any, ids: Sequence[int]) -> list[float]:
+    """Log-prob of each of `ids`, the tokens of an output, out of vLLM's flat container: for each position a run of (token, log-prob), in which
+    the sampled token need not come first. Raises EngineUnavailableError for a position without its token."""
+    if not ids:
+        return []
+    if found is None or len(found) != len(ids):
+        raise EngineUnavailableError(f"vLLM gave log-probs for {0 if found is None else len(found)} of {len(ids)} tokens")
+    if found.token_ids == ids:
+        return list(found.logprobs)
+    spans = zip(found.start_indices, found.end_indices, ids, strict=True)
+    try:
+        return [found.logprobs[found.token_ids.index(token, start, end)] for start, end, token in spans]
+    except ValueError:
+        raise EngineUnavailableError("vLLM gave log-probs of other tokens than it drew") from None
 
 
 def probe_parameters() -> Any:
