@@ -183,7 +183,7 @@ async def half_a_gigabyte(options: argparse.Namespace) -> AsyncIterator[Scene]:
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory(dir="/dev/shm") as root:
         heads = max(1, options.hidden // 64)
         model = tiny(Path(name) / "model", architecture="qwen3", hidden=options.hidden, layers=options.layers, heads=heads, kv_heads=max(1, heads // 2), head_dim=64, init_std=0.02)
-        settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_fraction": 0.5, "in_flight": options.in_flight, "enforce_eager": options.eager, "apply": options.apply}
+        settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_fraction": 0.5, "in_flight": options.in_flight, "enforce_eager": options.eager, "apply": options.apply, "delta_interval_s": 0.0}
         async with scene(model, Path(root), transport=options.transport, device=options.device, **settings) as made:
             yield made
 

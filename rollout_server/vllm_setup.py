@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,18 @@ def prepare_environment(config: RolloutConfig, *, on_gpu: bool) -> None:
 CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention knows only multiples of it
 
 
-def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool) -> dict[str, Any]:
+def no_columns(config: RolloutConfig, version: str) -> str:
+    """Why tokens do not leave vLLM in columns (vllm_columns.py); empty: they do. Warns where only the version stands against it."""
+    if not config.fast_path:
+        return "fast_path: false is configured"
+    if ".".join(version.split(".")[:2]) in TESTED:
+        return ""
+    reason = f"the fast path is tested on vLLM {' and '.join(TESTED)}, and {version} is installed"
+    logger.warning("%s: tokens are taken vLLM's own way, about half as fast where the chip is fast and the model small", reason)
+    return reason
+
+
+def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool, columns: bool = False) -> dict[str, Any]:
     """Arguments of AsyncEngineArgs, the same names in 0.26 to 0.33. Raises ValueError for what vLLM could only refuse in a child."""
     if not on_gpu and config.block_size % CPU_BLOCK_TOKENS:
         raise ValueError(f"block_size={config.block_size} must be a multiple of {CPU_BLOCK_TOKENS} on CPU; take {CPU_BLOCK_TOKENS}")
@@ -80,6 +90,7 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool) -> di
         "generation_config": "vllm",  # the model's own never leaks in
         "disable_log_stats": not config.metrics_address,
         "worker_extension_cls": "rollout_server.worker.WorkerExtension",
+        **({"scheduler_cls": "rollout_server.vllm_scheduler.scheduler"} if columns else {}),
         **memory,
     }
 
@@ -122,26 +133,9 @@ def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -
         ignore_eos=True,  # stop_token_ids says all that ends a sample
         seed=sampling.seed,  # always: vLLM 0.26 on CPU ignores seeds unless every request of the batch has one
         logprobs=0,  # of the sampled token alone
-        flat_logprobs=True,  # lists of numbers: two objects a token would keep the garbage collection of a busy front end at work
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     )
-
-
-def sampled_logprobs(found: Any, ids: Sequence[int]) -> list[float]:
-    """Log-prob of each of `ids`, the tokens of an output, out of vLLM's flat container: for each position a run of (token, log-prob), in which
-    the sampled token need not come first. Raises EngineUnavailableError for a position without its token."""
-    if not ids:
-        return []
-    if found is None or len(found) != len(ids):
-        raise EngineUnavailableError(f"vLLM gave log-probs for {0 if found is None else len(found)} of {len(ids)} tokens")
-    if found.token_ids == ids:
-        return list(found.logprobs)
-    spans = zip(found.start_indices, found.end_indices, ids, strict=True)
-    try:
-        return [found.logprobs[found.token_ids.index(token, start, end)] for start, end, token in spans]
-    except ValueError:
-        raise EngineUnavailableError("vLLM gave log-probs of other tokens than it drew") from None
 
 
 def probe_parameters() -> Any:
