@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+import uvloop
 import yaml
 from pydantic import ValidationError
 
@@ -81,7 +82,7 @@ def main() -> int:
     stacks.answering()
     try:
         faultpoints.check()
-        asyncio.run(serve(load_config(arguments.config), arguments.address_file))
+        uvloop.run(serve(load_config(arguments.config), arguments.address_file))
     except ValueError as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"headrace: {line}\n")
