@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ from protos.stacks import Process
 from tests.learner.watch.test_verdict import WELL
 
 
-def findings(**changes: object) -> Findings:
-    given = {
+def findings(**changes: Any) -> Findings:
+    given: dict[str, Any] = {
         "alarms": ("HeadraceNoStep: no version was published for 31 min",), "causes": causes(WELL, AlarmConfig()), "picture": WELL,
         "gpus": ({"where": "learner", "index": "0", "uuid": "GPU-5f", "use": 0.9, "used_bytes": 1 << 30, "size_bytes": 1 << 31, "power_w": 600.0},),
         "processes": (Process(pid=7, name="-m learner.gateway --config /runs/a/resolved/learner.json", text="state S\nThread 1\n"), Process(pid=8, name="-m learner.trainer --config /runs/a.json --rank 1", text="state R\n")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,11 @@ WELL = Picture(
 )  # fmt: skip
 
 
-def verdicts(**changes: object) -> list[str]:
+def verdicts(**changes: Any) -> list[str]:
     return [cause.kind for cause in causes(replace(WELL, **changes), AlarmConfig())]
 
 
-def with_replica(**changes: object) -> dict[str, object]:
+def with_replica(**changes: Any) -> dict[str, Any]:
     return {"replicas": (REPLICA, replace(REPLICA, name="b", **changes))}
 
 
@@ -46,7 +47,7 @@ def with_replica(**changes: object) -> dict[str, object]:
         (with_replica(state="stale"), "stale replica b"),
     ],
 )
-def test_the_verdict_names_the_cause(changes: dict[str, object], verdict: str) -> None:
+def test_the_verdict_names_the_cause(changes: dict[str, Any], verdict: str) -> None:
     assert verdicts(**changes)[0] == verdict
 
 
