@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from deploy.local import Local, Outcome
+from deploy.keeper import Outcome
+from deploy.local import Local
 from deploy.progress import follow, words
 from deploy.schema import RunFile
 from deploy.scraping import write_scraping
