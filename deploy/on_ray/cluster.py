@@ -27,13 +27,8 @@ log = logging.getLogger("headrace.deploy.on_ray.cluster")
 GUARDIAN = Path(__file__).with_name("guardian.py")
 OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes: nothing of ours lies there
 START_S = 180.0
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_enable_worker_prestart": "0",  # a worker a CPU would be started before anybody asks
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a process without GPUs of Ray's sees what its machine shows, as elsewhere
-}
+# A raylet of this machine that does not answer for so long is lost; Ray's own setting, for networks, takes half a minute.
+WATCHFUL = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "5", "RAY_health_check_initial_delay_ms": "5000"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +44,6 @@ class Node:
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """To a cluster that is there: host:port, or "auto" for the one that this machine belongs to. Raises ValueError when none answers."""
-    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, include_dashboard=False)
     except (ConnectionError, RuntimeError, TimeoutError) as error:
@@ -70,7 +64,6 @@ def started(nodes: Sequence[Node]) -> Iterator[dict[str, int]]:
         for index, node in enumerate(nodes):
             stack.enter_context(_node(node, folder, port, nodes[0].ip if index else ""))
         _until_alive(nodes[0].ip, port)
-        os.environ.update(QUIET)
         ray.init(address=f"{nodes[0].ip}:{port}", _node_ip_address=nodes[0].ip, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, include_dashboard=False)
         stack.callback(ray.shutdown)
         _until_joined(len(nodes), folder)
@@ -101,7 +94,7 @@ def _node(node: Node, folder: Path, port: int, head: str) -> Iterator[None]:
         "--object-store-memory", str(OBJECT_STORE_BYTES), "--dashboard-agent-listen-port", str(_free_port(node.ip)), "--disable-usage-stats",
     ]  # fmt: skip
     with (folder / f"{node.ip}.log").open("ab") as output:
-        guardian = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **QUIET}, start_new_session=True)
+        guardian = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **WATCHFUL}, start_new_session=True)
     try:
         yield
     finally:

@@ -34,6 +34,7 @@ log = logging.getLogger("headrace.deploy.on_ray")
 POLL_S = 0.3
 ANSWER_S = 60.0  # an actor that has not answered by then is lost
 ROOM_S = 600.0  # for a cluster to make room, a lost machine's detection included
+RETRY_S = 1.0  # between two tries to place a process while Ray has not noticed yet that a machine is gone
 PATIENCE_S = 20.0  # after which waiting for room is told
 # Of the launcher's environment, what goes to services on other machines as well.
 PASSED_ON = ("HEADRACE_", "VLLM_", "NCCL_", "GLOO_", "TORCH", "HF_", "OMP_", "RES_OPTIONS", "TOKENIZERS_")
@@ -84,8 +85,11 @@ class OnRay(Keeper[Process]):
 
     async def _live(self, service: Process) -> Life:
         host = self._new_host(service)
+        placed = False
         try:
-            return await self._life_in(host, service)
+            own = await self._address(host, service)
+            placed = True
+            return await self._life_in(host, service, own)
         except asyncio.CancelledError:
             await self._terminate(host, service)
             raise
@@ -93,15 +97,15 @@ class OnRay(Keeper[Process]):
             await self._terminate(host, service)
             return Life(code=0, words=str(moved), again=True, is_fault=False)
         except (RayError, TimeoutError) as error:
-            return Life(code=1, words=_lost(error), again=True)
+            await asyncio.sleep(0 if placed else RETRY_S)
+            return Life(code=1, words=_lost(error), again=True, is_fault=placed or isinstance(error, TimeoutError))
         finally:
             self._hosts.pop(service.name, None)
             with contextlib.suppress(RayError):
                 ray.kill(host, no_restart=True)
             self._free_own_group(service)
 
-    async def _life_in(self, host: Any, service: Process) -> Life:
-        own = await self._address(host, service)
+    async def _life_in(self, host: Any, service: Process, own: Where) -> Life:
         if lacking := await _ask(host.lacks.remote(str(self._run_dir) if service.role == "learner" else "", os.getcwd())):
             return self._refused(service, lacking)
         others = await self._others(service)
