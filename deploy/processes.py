@@ -100,7 +100,7 @@ def _process(run: RunFile, role: Role, index: int) -> Process:
         name=name,
         role=role,
         config=config,
-        log=run.run_dir / "logs" / f"{name}.log",
+        log=_logs(run) / f"{name}.log",
         wants=run.learner.address if role == "learner" and "address" in run.learner.model_fields_set else "",
         wants_metrics=_wants_metrics(run, section),
         needs=(LEARNER, *rewards) if role == "rollout" else (),
@@ -114,8 +114,13 @@ def _process(run: RunFile, role: Role, index: int) -> Process:
 def _gpus(run: RunFile, role: Role, index: int) -> tuple[int, ...]:
     if role == "learner":
         return run.placement.learner_gpus
-    listed = run.placement.rollout_gpus
-    return listed[index] if role == "rollout" and index < len(listed) else ()
+    listed = run.placement.rollout_gpus if role == "rollout" else run.placement.reward_gpus
+    return listed[index] if index < len(listed) else ()
+
+
+def _logs(run: RunFile) -> Path:
+    save_dir = run.cluster.logging.save_dir if run.cluster else ""
+    return Path(save_dir) if save_dir else run.run_dir / "logs"
 
 
 def _wants_metrics(run: RunFile, section: BaseModel) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.processes import MODULES, Process, Where, configured, environment_of, name_of, processes
+from deploy.processes import MODULES, Process, Where, configured, environment_of, name_of
 from deploy.schema import RunFile
 from learner.config import LearnerConfig
 from protos.security import OPEN, Security
@@ -51,14 +51,6 @@ def free_addresses(count: int) -> list[str]:
         return [f"{LOOPBACK}:{each.getsockname()[1]}" for each in sockets]
 
 
-def local_services(run: RunFile) -> list[Service]:
-    """Writes resolved configurations under run_dir/resolved/launch and names the processes, reward servers first."""
-    found = processes(run)
-    free = iter(free_addresses(2 * len(found)))
-    where = {process.name: Where(address=fixed(process.wants, next(free)), metrics=process.wants_metrics and fixed(process.wants_metrics, next(free))) for process in found}
-    return [local_service(run, process, where[process.name], {name: where[name].address for name in process.needs}) for process in found]
-
-
 def local_service(run: RunFile, process: Process, own: Where, others: Mapping[str, str]) -> Service:
     """One process of this machine; writes its configuration. others: address of each that it needs."""
     file = run.run_dir / "resolved" / "launch" / f"{process.name}.json"
@@ -69,7 +61,7 @@ def local_service(run: RunFile, process: Process, own: Where, others: Mapping[st
         log=process.log,
         address=own.address,
         metrics_address=own.metrics,
-        environment=environment_of(process.gpus),
+        environment={**run.environment(), **environment_of(process.gpus)},
         restart=process.restart,
         security=process.security,
         grace_s=process.grace_s,

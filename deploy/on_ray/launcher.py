@@ -62,6 +62,7 @@ class OnRay(Keeper[Process]):
         self._placed: dict[str, PlacementGroup] = {}  # by the name of a group
         self._where: dict[str, Where] = {}
         self._moved = asyncio.Condition()
+        self._held: dict[str, asyncio.Event] = {}
         self._hosts: dict[str, Any] = {}  # actors, by the name of their process
 
     @property
@@ -72,6 +73,14 @@ class OnRay(Keeper[Process]):
     def where(self, name: str) -> Where:
         """Where a process that has started is found."""
         return self._where[name]
+
+    def hold(self, name: str) -> None:
+        """The process of this name gets its place and address only, until it is released."""
+        self._held[name] = asyncio.Event()
+
+    def release(self, name: str) -> None:
+        """Lets it run."""
+        self._held[name].set()
 
     async def __aexit__(self, *details: Any) -> None:
         await super().__aexit__(*details)
@@ -108,11 +117,13 @@ class OnRay(Keeper[Process]):
     async def _life_in(self, host: Any, service: Process, own: Where) -> Life:
         if lacking := await _ask(host.lacks.remote(str(self._run_dir) if service.role == "learner" else "", os.getcwd())):
             return self._refused(service, lacking)
+        await self._tell(service.name, own)
+        if service.name in self._held:
+            await self._held[service.name].wait()
         others = await self._others(service)
         config = json.dumps(configured(service, own, others), indent=2)
         environment = {**self._environment, **environment_of(())}
         await _ask(host.start.remote(MODULES[service.role], config + "\n", environment, os.getcwd()))
-        await self._tell(service.name, own)
         async with self._checking(service.name, own.address, service.security):
             code = await self._watch(host, service, others)
         await _ask(host.clean.remote())
