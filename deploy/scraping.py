@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import yaml
 
 from deploy.prometheus.generate import rules
 from deploy.schema import RunFile
-from deploy.services import Service, write_atomically
+from deploy.services import write_atomically
 from learner.watch.expressions import duration
 from protos.security import SecurityConfig
 
@@ -20,9 +20,9 @@ HEAD = "# Written at each launch. Try it: prometheus --config.file=THIS_FILE --s
 NO_FILE = "# security.token_env names a variable, which Prometheus does not read: name a file with security.token_file, or it is refused.\n"
 
 
-def write_scraping(run: RunFile, services: Sequence[Service]) -> Path | None:
-    """The path of prometheus.yml; None: no service tells figures, and nothing is written."""
-    targets = [_target(run, service) for service in services if service.metrics_address]
+def write_scraping(run: RunFile, services: Mapping[str, str]) -> Path | None:
+    """The path of prometheus.yml; None: no service tells figures, and nothing is written. services: host:port of the figures by name; empty: none."""
+    targets = [_target(run, name, address) for name, address in services.items() if address]
     if not targets:
         return None
     folder = run.run_dir / "prometheus"
@@ -48,6 +48,5 @@ def configuration(security: SecurityConfig, scrape_s: float = 5.0) -> str:
     return HEAD + (NO_FILE if security.token_env else "") + yaml.safe_dump(content, sort_keys=False)
 
 
-def _target(run: RunFile, service: Service) -> dict[str, Any]:
-    kind = service.name.partition("-")[0]
-    return {"targets": [service.metrics_address], "labels": {"run": run.run_dir.name, "service": kind, "name": service.name}}
+def _target(run: RunFile, name: str, address: str) -> dict[str, Any]:
+    return {"targets": [address], "labels": {"run": run.run_dir.name, "service": name.partition("-")[0], "name": name}}

@@ -11,10 +11,11 @@ import promql_parser
 import pytest
 import yaml
 
+from deploy.fleet import LocalFleet
 from deploy.prometheus.generate import FILE
-from deploy.schema import parse
+from deploy.schema import RunFile, parse
 from deploy.scraping import configuration, write_scraping
-from deploy.services import local_services
+from deploy.services import Service
 from protos.security import SecurityConfig
 from tests.deploy.test_metrics_page import FIGURES
 from tests.prometheus_server import promtool
@@ -34,10 +35,16 @@ def a_run(folder: Path, **more: Any) -> Any:
     return parse(content, where="test")
 
 
+def services_of(run: RunFile) -> list[Service]:
+    """As the local launcher would start them."""
+    fleet = LocalFleet(run, lambda _: None)
+    return fleet.services(*fleet.first)
+
+
 def test_every_service_has_a_target_of_its_own(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    services = local_services(run)
-    assert write_scraping(run, services) == run.run_dir / "prometheus.yml"
+    services = services_of(run)
+    assert write_scraping(run, {service.name: service.metrics_address for service in services}) == run.run_dir / "prometheus.yml"
     targets = json.loads((run.run_dir / "prometheus" / "targets.json").read_text())
     assert [(each["labels"]["name"], each["labels"]["service"], each["labels"]["run"]) for each in targets] == [
         ("reward-0", "reward", "first"), ("rollout-0", "rollout", "first"), ("rollout-1", "rollout", "first"), ("learner", "learner", "first"),
@@ -55,14 +62,14 @@ def test_rules_and_pace_are_the_runs_own(tmp_path: Path) -> None:
     run = a_run(tmp_path, observability={"scrape_s": 0.5}).model_copy(deep=True)
     learner = run.learner.model_copy(update={"alarms": run.learner.alarms.model_copy(update={"no_step_minutes": 7.0})})
     run = run.model_copy(update={"learner": learner})
-    assert write_scraping(run, local_services(run)) is not None
+    assert write_scraping(run, {service.name: service.metrics_address for service in services_of(run)}) is not None
     assert "step_age_seconds > 420" in (run.run_dir / "prometheus" / "rules.yml").read_text()
     assert yaml.safe_load((run.run_dir / "prometheus.yml").read_text())["global"] == {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
 
 
 def test_a_run_that_tells_no_figures_has_no_configuration(tmp_path: Path) -> None:
     run = a_run(tmp_path, observability={"metrics": False})
-    assert write_scraping(run, local_services(run)) is None and not (run.run_dir / "prometheus.yml").exists()
+    assert write_scraping(run, {service.name: service.metrics_address for service in services_of(run)}) is None and not (run.run_dir / "prometheus.yml").exists()
 
 
 def test_a_fixed_port_for_two_replicas_is_refused(tmp_path: Path) -> None:
