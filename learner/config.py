@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from learner.alarm_config import AlarmConfig
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
 from learner.data_config import DataConfig as DataConfig
 from learner.data_config import SetConfig
@@ -246,6 +247,7 @@ class LearnerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+    alarms: AlarmConfig = AlarmConfig()
     security: SecurityConfig = SecurityConfig()
     evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 
