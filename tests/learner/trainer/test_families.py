@@ -61,8 +61,9 @@ def test_packed_logprobs_equal_transformers_unpacked_forward(family: str, mesh: 
     folder = made(tmp_path / "model", family)
     samples = rig.samples(3, 4)
     policy = rig.policy(folder, mesh)
+    config: Any = policy.causal_lm.config
     names = [name for name, _ in policy.causal_lm.named_parameters()]
-    assert ("lm_head.weight" in names) == (not policy.causal_lm.config.tie_word_embeddings) and any(name.endswith("bias") for name in names) == ("biases" in family or "qwen2" in family)
+    assert ("lm_head.weight" in names) == (not config.tie_word_embeddings) and any(name.endswith("bias") for name in names) == ("biases" in family or "qwen2" in family)
     reference = {float(b): float(lp) for s in samples for b, lp in zip(s.behaviour, rig.reference_logprobs(folder, s), strict=True)}
     with torch.no_grad():
         for row in pack([WeightedSample(sample=s, advantage=1.0) for s in samples], row_tokens=40, share_prefix=True):
