@@ -39,7 +39,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
 def run(mesh: DeviceMesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, torch.Tensor], Path]:
     """Run folder, base model, the adapters' live weights at the end, and the folder that the run leaves. A model with biases under its targets."""
     root = tmp_path_factory.mktemp("run")
-    folder = rig.saved(Qwen2Config(vocab_size=rig.VOCABULARY, hidden_size=36, intermediate_size=51, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.2), root / "base")
+    folder = rig.saved(Qwen2Config(vocab_size=rig.VOCABULARY, hidden_size=36, intermediate_size=51, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True, initializer_range=0.2), root / "base")
     settings = config(root / "run", folder, trainer={"row_tokens": 40, "lora": LORA})
     before = {name: p.detach().clone() for name, p in AutoModelForCausalLM.from_pretrained(folder).named_parameters()}
     with serving(FakeFeed(batches, num_steps=4)) as address:
