@@ -7,6 +7,7 @@ moments of a byte each, and the head against a kept fused kernel (Liger, where i
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import statistics
@@ -96,9 +97,8 @@ def head(repeats: int = 7, tokens: int = 16_384, width: int = 2048, classes: int
     target, slope = torch.randint(0, classes, (tokens,), device=CUDA), torch.randn(tokens, device=CUDA)
     ways: dict[str, Callable[[], Tensor]] = {"ours": lambda: token_logprobs(hidden, weight, None, target, head=Head(temperature=1.0, fused=True))}
     if importlib.util.find_spec("liger_kernel"):
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-        ways["liger"] = lambda: -liger_fused_linear_cross_entropy(hidden, weight, target, reduction="none")
+        liger = importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
+        ways["liger"] = lambda: -liger(hidden, weight, target, reduction="none")
     result: dict[str, Any] = {}
     outcomes: dict[str, tuple[Tensor, ...]] = {}
     for name, way in ways.items():
