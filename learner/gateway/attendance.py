@@ -165,7 +165,7 @@ class Attendance:
         now_s = asyncio.get_running_loop().time()
         if known is not None and known.claim.incarnation == claim.incarnation:
             replica = known
-            replica.claim, replica.heard_s, replica.attending = claim, now_s, True
+            replica.claim, replica.heard_s, replica.attending, replica.left_in_order = claim, now_s, True, False
         else:
             replica = Replica(claim=claim, heard_s=now_s, attending=True)
         session = Session(replica)
@@ -201,7 +201,8 @@ class Attendance:
                 _call(self.changed)
         elif kind == "update_report":
             self._report(replica, request.update_report)
-        return bool(kind == "goodbye")
+        replica.left_in_order = kind == "goodbye"
+        return replica.left_in_order
 
     def _believed(self, replica: Replica, version: int) -> int:
         """The version that a replica says it has; 0, as of none, for one that was never published: it is pushed to and lent nothing."""

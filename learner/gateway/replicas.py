@@ -33,6 +33,7 @@ class Replica:
     num_tokens: int = 0  # drawn since its start
     idle_s: float = 0.0  # since its start
     detail: str = ""  # last failure; empty: none
+    left_in_order: bool = False  # it said goodbye
     failures_in_row: int = 0  # epochs that failed for it, one after another
 
     @property

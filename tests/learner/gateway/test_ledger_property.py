@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from learner.gateway import ledger as ledger_module
-from learner.gateway.groups import Group, SampleFacts
+from learner.gateway.groups import Group
 from learner.gateway.ledger import Ledger, Limits
 from learner.gateway.terms import Adaptive
 from learner.gateway.versions import StalenessBroken
@@ -119,7 +119,7 @@ class Unchecked(Ledger):
     def oldest_of(self, seq: int) -> int:
         return 0
 
-    def _check_versions(self, group: Group, facts: SampleFacts) -> None:
+    def _check_versions(self, group: Group, spans: tuple[tuple[int, int], ...]) -> None:
         pass
 
     def cover(self, policy_step: int) -> None:
