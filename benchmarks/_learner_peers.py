@@ -6,9 +6,9 @@ AdamW. On a GPU the packed rows use flex attention, the padded ones flash attent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,12 +51,19 @@ def _flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attentio
 AttentionInterface.register("bare", _flex)
 
 
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's: packed rows are of few lengths and get a program for each, padded batches of many lengths share one."""
+    of_packed, of_padded = torch.compile(forward, dynamic=False), torch.compile(forward)
+    return lambda *values, **more: (of_padded if _mask[0] is None else of_packed)(*values, **more)
+
+
 class Bare(nn.Module):
     """A model, its optimizer and a loop: `Bare(config, mesh, torch.bfloat16).step(batches, num_tokens)`."""
 
     def __init__(self, config: Any, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.cuda_mode = mesh.device_type == "cuda"
+        self.head: Literal["chunks", "trained", "all"] = "chunks"  # how much of [tokens, vocabulary] exists at once
         with torch.device(mesh.device_type):
             self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="bare" if self.cuda_mode else "sdpa")
         randomize(self.model)
@@ -64,7 +71,7 @@ class Bare(nn.Module):
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         for layer in self.model.model.layers:
             if self.cuda_mode:
-                layer.forward = torch.compile(layer.forward, dynamic=False)
+                layer.forward = _compiled(layer.forward)
                 fully_shard(layer, mesh=mesh, mp_policy=precision)
         if self.cuda_mode:
             fully_shard(self, mesh=mesh, mp_policy=precision)
@@ -74,10 +81,34 @@ class Bare(nn.Module):
     def forward(self, batch: Batch, num_tokens: int) -> Tensor:
         _mask[0] = batch.mask if self.cuda_mode else None
         hidden = self.model.model(input_ids=batch.ids, position_ids=batch.position, attention_mask=None if self.cuda_mode else batch.mask, use_cache=False).last_hidden_state
-        chosen = hidden.flatten(0, 1)[batch.query]
-        logprob = torch.cat([checkpoint(self._logprobs, h, self.model.lm_head.weight, t, use_reentrant=False) for h, t in zip(chosen.split(CHUNK_TOKENS), batch.target.split(CHUNK_TOKENS), strict=True)])
-        ratio = (logprob - batch.behaviour).exp()
+        ratio = (self._scored(hidden.flatten(0, 1), batch) - batch.behaviour).exp()
         return -torch.minimum(ratio * batch.advantage, ratio.clamp(0.8, 1.28) * batch.advantage).sum() / num_tokens
+
+    def _scored(self, hidden: Tensor, batch: Batch) -> Tensor:
+        weight = self.model.lm_head.weight
+        if self.head == "all":
+            return torch.log_softmax((hidden @ weight.t()).float(), dim=-1)[batch.query, batch.target]
+        if self.head == "trained":
+            return plain_logprobs(hidden[batch.query], weight, batch.target)
+        parts = zip(hidden[batch.query].split(CHUNK_TOKENS), batch.target.split(CHUNK_TOKENS), strict=True)
+        return torch.cat([checkpoint(self._logprobs, h, weight, t, use_reentrant=False) for h, t in parts])
+
+    def plainly(self, batch: Batch, num_tokens: int) -> None:
+        """Forward and backward of one batch as the first version of every trainer has it: nothing compiled, logits of every position at once. For its memory: the gradient is thrown away."""
+        with torch.compiler.set_stance("force_eager"):
+            self._once(batch, num_tokens, head="all")
+
+    def with_whole_logits(self, batch: Batch, num_tokens: int) -> None:
+        """As a step's, but with the matrix [trained tokens, vocabulary] whole."""
+        self._once(batch, num_tokens, head="trained")
+
+    def _once(self, batch: Batch, num_tokens: int, *, head: Literal["trained", "all"]) -> None:
+        self.head = head
+        try:
+            self(batch, num_tokens).backward()
+        finally:
+            self.head = "chunks"
+            self.optimizer.zero_grad()
 
     def step(self, batches: Sequence[Batch], num_tokens: int) -> None:
         for batch in batches:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,16 +45,21 @@ class Bar:
         return {"name": self.name, "value": float(f"{self.value:.4g}"), "op": self.op, "bar": self.bar, "passed": self.passed}
 
 
-def interleaved(measures: Mapping[str, Callable[[], float]], *, num_pairs: int) -> list[Pair]:
-    """Each measure once a pair, in an order that turns round from pair to pair. Raises ValueError for fewer than MIN_PAIRS."""
+def interleaved(measures: Mapping[str, Callable[[], float]], *, num_pairs: int, seen: Callable[[Pair], None] = lambda _: None, until_s: float = math.inf) -> list[Pair]:
+    """Each measure once a pair, in an order that turns round from pair to pair.
+
+    seen: told of each pair as it comes, since a run may be cut off. until_s: on the monotonic clock; no pair begins after it, so that there may be fewer.
+    Raises ValueError for fewer than MIN_PAIRS.
+    """
     if num_pairs < MIN_PAIRS:
         raise ValueError(f"num_pairs={num_pairs}: a median needs at least {MIN_PAIRS} pairs")
     names = list(measures)
-    pairs = []
-    for number in range(num_pairs):
-        order = names if number % 2 == 0 else names[::-1]
+    pairs: list[Pair] = []
+    while len(pairs) < num_pairs and time.monotonic() < until_s:
+        order = names if len(pairs) % 2 == 0 else names[::-1]
         measured = {name: measures[name]() for name in order}
         pairs.append({name: measured[name] for name in names})
+        seen(pairs[-1])
     return pairs
 
 
@@ -67,8 +75,13 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def report(name: str, *, bars: Sequence[Bar], pairs: Sequence[Pair], packages: Iterable[str], quiet: bool, notes: Mapping[str, Any] | None = None) -> None:
-    """Prints a table unless quiet, then the line. notes: what else was seen, beside the bars; packages: whose versions matter."""
+def tell(facts: Mapping[str, Any]) -> None:
+    """A part's outcome as a JSON line on the error stream, as soon as it is there: of a run that is cut off they are what is left."""
+    print(json.dumps(facts), file=sys.stderr, flush=True)
+
+
+def report(name: str, *, bars: Sequence[Bar], pairs: Sequence[Pair], packages: Iterable[str], quiet: bool, notes: Mapping[str, Any] | None = None, finished: bool = True) -> None:
+    """Prints a table unless quiet, then the line. notes: what else was seen, beside the bars; packages: whose versions matter; finished: False for a run that left bars out, which has not passed."""
     if not quiet:
         for bar in bars:
             print(f"{bar.name:>22} {bar.value:>12.3f}  ({bar.op} {bar.bar:g}: {'passed' if bar.passed else 'missed'})")
@@ -77,7 +90,7 @@ def report(name: str, *, bars: Sequence[Bar], pairs: Sequence[Pair], packages: I
     rounded = [{key: float(f"{value:.5g}") for key, value in pair.items()} for pair in pairs]
     line = {
         "name": name,
-        "passed": all(bar.passed for bar in bars),
+        "passed": finished and all(bar.passed for bar in bars),
         "bars": [bar.to_json() for bar in bars],
         "pairs": rounded,
         "machine": machine(),

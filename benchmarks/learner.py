@@ -8,6 +8,7 @@ arithmetic of a step (benchmarks/_learner_shapes.flops) over 989 TFLOP/s, and ov
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import tempfile
 import time
@@ -28,7 +29,7 @@ from learner.config import OptimizerConfig
 from learner.trainer.engine import Engine, unit_of
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
-from learner.trainer.packing import WeightedSample, pack
+from learner.trainer.packing import Plan, WeightedSample, pack
 from learner.trainer.samples import Sample
 from learner.trainer.update import train_step
 
@@ -106,80 +107,115 @@ def mfu(name: str, mesh: DeviceMesh, *, num_tokens: int, recompute: Recompute, e
     return {
         "model": name, "recompute": f"{recompute}/{every}" if recompute == "selective" else recompute, "rows": len(rows), "documents": len(made), "input_tokens": sum(r.ids.numel() for r in rows),
         "step_s": round(seconds, 4), "tokens_per_s": round(num_tokens / seconds), "mfu": round(work / seconds / H200_FLOPS, 4), "mfu_of_measured_matmul": round(work / seconds / matmul, 4),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1), "first_step_s": round(first_s, 1),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1), "reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 1),
+        "room_gib": round((torch.cuda.get_device_properties(0).total_memory - torch.cuda.max_memory_reserved()) / 2**30, 1), "first_step_s": round(first_s, 1),
     }  # fmt: skip
 
 
-def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: int, median_tokens: int, row_tokens: int, num_pairs: int) -> tuple[list[Pair], dict[str, Any]]:
+def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: int, median_tokens: int, row_tokens: int, num_pairs: int, until_s: float) -> tuple[list[Pair], dict[str, Any]]:
     """Seconds of a step of each, in turns, and what was seen beside."""
     device = torch.device(mesh.device_type)
     ours = Ours(name, mesh, row_tokens=row_tokens)
     made = shapes.samples(num_groups=num_groups, group_size=8, prompt_tokens=prompt_tokens, median_tokens=median_tokens, vocabulary=ours.config.vocab_size - 100)
     advantages = shapes.minibatch(made).advantages
-    rows = pack([WeightedSample(sample=s, advantage=advantages[s.group_id, s.sample_index]) for s in made], row_tokens=row_tokens, share_prefix=True)
+    weighted = [WeightedSample(sample=s, advantage=advantages[s.group_id, s.sample_index]) for s in made]
+    plan = Plan(weighted, row_tokens=row_tokens, share_prefix=True)
+    rows = plan.rows(num_rows=plan.num_rows, pairs_per_token=ours.policy.pairs_per_token)
     num_tokens = sum(s.num_trained_tokens for s in made)
     bare = peers.Bare(shapes.shape(name), mesh, torch.bfloat16 if device.type == "cuda" else torch.float32)
     packed = peers.packed(rows, device, [ours.engine.length_of(row.ids.numel()) for row in rows])
     padded = peers.padded(made, [advantages[s.group_id, s.sample_index] for s in made], device, batch_size=8, multiple=256 if device.type == "cuda" else 1)
     work: dict[str, Callable[[], None]] = {"ours": lambda: ours.step(made), "bare": lambda: bare.step(packed, num_tokens), "padded": lambda: bare.step(padded, num_tokens)}
     notes: dict[str, Any] = {"model": name, "samples": len(made), "trained_tokens": num_tokens, "packed_tokens": sum(r.ids.numel() for r in rows), "rows": len(rows), "padded_tokens": sum(b.ids.numel() for b in padded)}
-    for each in work.values():
-        each()  # compiles
+    notes["first_s"] = {key: round(timed(each, device), 1) for key, each in work.items()}  # compiles
+    _line.tell(notes)
+    pairs = _line.interleaved({key: lambda each=each: timed(each, device) for key, each in work.items()}, num_pairs=num_pairs, seen=lambda pair: _line.tell({"model": name, **pair}), until_s=until_s)  # type: ignore[misc]
+    notes["tokens_per_s"] = {key: round(num_tokens / statistics.median(pair[key] for pair in pairs)) for key in work if pairs}
     if device.type == "cuda":
-        notes["peak_gib_on_top"] = {key: round(peak_gib(each), 2) for key, each in work.items()} | {"whole_logits": round(peak_gib(lambda: _plainly(bare, packed, num_tokens)), 2)}
-    pairs = _line.interleaved({key: lambda each=each: timed(each, device) for key, each in work.items()}, num_pairs=num_pairs)  # type: ignore[misc]
-    notes["tokens_per_s"] = {key: round(num_tokens / statistics.median(pair[key] for pair in pairs)) for key in work}
+        work["whole_logits"], work["plain"] = lambda: bare.with_whole_logits(packed[0], num_tokens), lambda: bare.plainly(max(padded, key=lambda batch: batch.ids.numel()), num_tokens)
+        notes["peak_gib_on_top"] = {key: _peak_or_none(each) for key, each in work.items()}
+        _line.tell({"model": name, "peak_gib_on_top": notes["peak_gib_on_top"]})
     return pairs, notes
 
 
-def _plainly(bare: peers.Bare, packed: Sequence[peers.Batch], num_tokens: int) -> None:
-    """A row with the whole [tokens, vocabulary] matrix, in place of chunks."""
-    size, made = peers.CHUNK_TOKENS, bare._logprobs
+def _peak_or_none(work: Callable[[], None]) -> float | None:
+    """None where it does not fit."""
     try:
-        peers.CHUNK_TOKENS, bare._logprobs = 1 << 30, peers.plain_logprobs
-        bare(packed[0], num_tokens).backward()
-    finally:
-        peers.CHUNK_TOKENS, bare._logprobs = size, made
-        bare.optimizer.zero_grad()
+        return round(peak_gib(work), 2)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def bars_of(pairs: Sequence[Pair], suffix: str) -> list[Bar]:
+    """None where the run was cut off before there were enough pairs."""
+    if len(pairs) < _line.MIN_PAIRS:
+        return []
+    return [Bar(name=f"vs_bare{suffix}", value=_line.ratio(pairs, "bare", "ours"), op=">=", bar=0.95), Bar(name=f"vs_padded{suffix}", value=_line.ratio(pairs, "padded", "ours"), op=">=", bar=1.8)]
 
 
 def main() -> None:
     parser = _line.options(__doc__)
     parser.add_argument("--pairs", type=int, default=_line.MIN_PAIRS)
-    parser.add_argument("--mfu", default="", help="shapes to measure mfu of, for instance 1.7B/none,4B/none,4B/selective/3 (CUDA only)")
+    parser.add_argument("--shapes", default="", help="models of the comparison, the first one's values without its name; default 0.6B on a GPU")
+    parser.add_argument("--mfu", default="", help="shapes to measure mfu of, for instance 0.6B/none,1.7B/none,4B/selective/3,1.7B/none@32768 (CUDA only)")
     parser.add_argument("--only-mfu", action="store_true", help="without the comparison")
     parser.add_argument("--tokens", type=int, default=16_384, help="packed tokens of a row on a GPU")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="no part and no pair begins after so many seconds")
     options = parser.parse_args()
-    cuda = torch.cuda.is_available()
-    bars: list[Bar] = []
-    notes: dict[str, Any] = {}
-    pairs: list[Pair] = []
+    cuda, until_s = torch.cuda.is_available(), time.monotonic() + options.limit_s
     with tempfile.TemporaryDirectory() as folder:
         if cuda:
             torch.cuda.set_device(0)
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
         mesh = init_device_mesh("cuda" if cuda else "cpu", (1,), mesh_dim_names=("shard",))
-        if not options.only_mfu:
-            size = {"num_groups": 16, "prompt_tokens": 256, "median_tokens": 200, "row_tokens": options.tokens} if cuda else {"num_groups": 4, "prompt_tokens": 48, "median_tokens": 40, "row_tokens": 1024}
-            pairs, notes = comparison("0.6B" if cuda else "cpu", mesh, num_pairs=max(options.pairs, _line.MIN_PAIRS), **size)
-            bars += [Bar(name="vs_bare", value=_line.ratio(pairs, "bare", "ours"), op=">=", bar=0.95), Bar(name="vs_padded", value=_line.ratio(pairs, "padded", "ours"), op=">=", bar=1.8)]
-        if cuda and options.mfu:
-            found = [_try_mfu(part, mesh, options.tokens) for part in options.mfu.split(",")]
-            notes["mfu"] = found
-            for name in {part["model"] for part in found}:
-                bars.append(Bar(name=f"mfu_{name}", value=max(part.get("mfu", 0.0) for part in found if part["model"] == name), op=">=", bar=MFU_BARS.get(name, 0.0)))
+        names = [] if options.only_mfu else (options.shapes or ("0.6B" if cuda else "cpu")).split(",")
+        bars, pairs, notes, left_out = _compared(names, mesh, row_tokens=options.tokens, num_pairs=max(options.pairs, _line.MIN_PAIRS), until_s=until_s)
+        wanted = options.mfu.split(",") if cuda and options.mfu else []
+        found = [_try_mfu(part, mesh, options.tokens) for part in wanted if time.monotonic() < until_s]
+        left_out += wanted[len(found) :]
+        for name in dict.fromkeys(part["model"] for part in found):
+            bars.append(Bar(name=f"mfu_{name}", value=max(part.get("mfu", 0.0) for part in found if part["model"] == name), op=">=", bar=MFU_BARS.get(name, 0.0)))
         dist.destroy_process_group()
-    _line.report("learner", bars=bars, pairs=pairs, packages=("torch", "transformers"), quiet=options.json, notes=notes)
+    notes |= {key: value for key, value in (("mfu", found), ("left_out", left_out)) if value}
+    _line.report("learner", bars=bars, pairs=pairs, packages=("torch", "transformers"), quiet=options.json, notes=notes, finished=not left_out)
+
+
+def _compared(names: Sequence[str], mesh: DeviceMesh, *, row_tokens: int, num_pairs: int, until_s: float) -> tuple[list[Bar], list[Pair], dict[str, Any], list[str]]:
+    """Bars, pairs, notes, and the names that the time did not suffice for."""
+    cuda = mesh.device_type == "cuda"
+    size = {"num_groups": 16, "prompt_tokens": 256, "median_tokens": 200, "row_tokens": row_tokens} if cuda else {"num_groups": 4, "prompt_tokens": 48, "median_tokens": 40, "row_tokens": 1024}
+    bars: list[Bar] = []
+    all_pairs: list[Pair] = []
+    notes: dict[str, Any] = {}
+    left_out = []
+    for number, name in enumerate(names):
+        pairs: list[Pair] = []
+        if time.monotonic() < until_s:
+            pairs, seen = comparison(name, mesh, num_pairs=num_pairs, until_s=until_s, **size)
+            notes[name], all_pairs = seen, [*all_pairs, *({"number": float(number), **pair} for pair in pairs)]
+            _free()
+        bars += bars_of(pairs, f"_{name}" if number else "")
+        left_out += [] if len(pairs) >= _line.MIN_PAIRS else [name]
+    return bars, all_pairs, notes, left_out
+
+
+def _free() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _try_mfu(text: str, mesh: DeviceMesh, num_tokens: int) -> dict[str, Any]:
-    name, recompute, *every = text.split("/")
+    shape, _, tokens = text.partition("@")
+    name, recompute, *every = shape.split("/")
     try:
-        return mfu(name, mesh, num_tokens=num_tokens, recompute=recompute, every=int(every[0]) if every else 2, matmul=matmul_flops())  # type: ignore[arg-type]
+        found = mfu(name, mesh, num_tokens=int(tokens or num_tokens), recompute=recompute, every=int(every[0]) if every else 2, matmul=matmul_flops())  # type: ignore[arg-type]
     except torch.OutOfMemoryError as error:
-        return {"model": name, "recompute": text, "out_of_memory": str(error)[:200]}
-    finally:
-        torch._dynamo.reset()
+        found = {"model": name, "recompute": text, "out_of_memory": str(error)[:200]}
+    _free()
+    _line.tell(found)
+    return found
 
 
 if __name__ == "__main__":

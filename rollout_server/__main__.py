@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+import uvloop
 import yaml
 from pydantic import ValidationError
 
@@ -80,7 +81,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         faultpoints.check()
-        asyncio.run(serve(load_config(arguments.config), arguments.address_file))
+        uvloop.run(serve(load_config(arguments.config), arguments.address_file))
     except ValueError as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"headrace: {line}\n")

@@ -32,6 +32,8 @@ class RolloutConfig(BaseModel):
     block_size: int = Field(32, ge=1, description="KV block in tokens; small prompts reuse prefixes only with small blocks")
     tensor_parallel: Count = 1
     enforce_eager: bool = True
+    fast_path: bool = Field(True, description="take tokens and log-probs out of vLLM a step at a time for all requests (docs/rollout.md); versions on which that is not tested go vLLM's own way, with a warning. False: always vLLM's own way")
+    delta_interval_s: float = Field(0.05, ge=0, le=10, description="least time between two messages of one stream, first and last excepted; 0: a message a token. With the fast path only")
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: the engine decides")
     seed: int = Field(0, ge=0, lt=2**31)
     in_flight: Literal["recompute", "keep"] = Field("recompute", description="KV of running requests at an update: recomputed under the new weights, or kept")

@@ -78,6 +78,7 @@ class EngineInfo:
     device_uuid: str  # empty on CPU
     worker_device_uuids: tuple[str, ...] = ("",)  # of every worker that holds a part of the model, in order
     visible_device_uuids: tuple[str, ...] = ()  # GPUs that all workers see
+    columns: bool = False  # vLLM: tokens leave it a step at a time, not an object each
 
 
 class Engine(Updatable, Protocol):

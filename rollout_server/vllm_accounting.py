@@ -19,6 +19,7 @@ class Accounting:
         self._ids: dict[str, str] = {}
         self._drawn: dict[str, int] = {}  # by our id, of requests whose last token has not arrived
         self.num_arrived = 0  # tokens of all requests since the start
+        self.num_steps = 0  # engine steps that brought something
         self.scheduler: Any = None  # the newest SchedulerStats; None where the engine was told to keep none
         self.num_preempted = 0  # requests that lost their KV cache, since the start; 0 without those
         self._processor = engine.output_processor
@@ -30,29 +31,42 @@ class Accounting:
         put, add_request = core.outputs_queue.put_nowait, processor.add_request
 
         def watched_put(outputs: Any) -> None:
-            self._count(outputs)
-            put(outputs)
+            if self.arrived(outputs):
+                put(outputs)
 
         def watched_add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._names[request.request_id] = request.external_req_id
-            self._ids[request.external_req_id] = request.request_id
-            self._drawn[request.external_req_id] = 0
+            self.admit(request.external_req_id, request.request_id)
             return add_request(request, *args, **kwargs)
 
         core.outputs_queue.put_nowait = watched_put
         processor.add_request = watched_add_request
 
-    def _count(self, outputs: Any) -> None:
+    def arrived(self, outputs: Any) -> bool:
+        """Counts one message of the engine, or the exception with which it ends; whether vLLM's front end is to see it."""
         self.scheduler = getattr(outputs, "scheduler_stats", None) or self.scheduler
         for output in getattr(outputs, "outputs", ()):  # an exception ends the engine
-            if events := getattr(output, "events", None):
-                self.num_preempted += sum(event.type.name == "PREEMPTED" for event in events)
+            self._count_events(output)
             name = self._names.get(output.request_id)
             if name in self._drawn:
-                self._drawn[name] += len(output.new_token_ids)
-                self.num_arrived += len(output.new_token_ids)
-                if output.finish_reason is not None:
-                    del self._drawn[name]
+                self._count(name, len(output.new_token_ids), ended=output.finish_reason is not None)
+        self.num_steps += bool(getattr(outputs, "outputs", ()))
+        return True
+
+    def admit(self, name: str, engine_id: str) -> None:
+        """A request of ours goes to the engine under this id of vLLM's."""
+        self._names[engine_id] = name
+        self._ids[name] = engine_id
+        self._drawn[name] = 0
+
+    def _count(self, name: str, num_tokens: int, *, ended: bool) -> None:
+        self._drawn[name] += num_tokens
+        self.num_arrived += num_tokens
+        if ended:
+            del self._drawn[name]
+
+    def _count_events(self, output: Any) -> None:
+        if events := getattr(output, "events", None):
+            self.num_preempted += sum(event.type.name == "PREEMPTED" for event in events)
 
     def was_admitted(self, request_id: str) -> bool:
         """Whether the front end knows or knew this request."""

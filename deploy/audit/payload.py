@@ -68,7 +68,7 @@ def check(payload: bytes, key: tuple[int, int], booked: Sample | None, prompt: b
         return booked
     said = (trajectory.group_id, trajectory.sample_index)
     findings.must(said == (group_name(key[0]), key[1]), IDENTITY, where, f"{name}: the payload is that of {said}")
-    if prompt is not None:
+    if prompt is not None and not trajectory.own_prompt:
         same = trajectory.prompt_ids.data == prompt
         findings.must(same, IDENTITY, where, f"{name}: its prompt is not that of the group ({len(trajectory.prompt_ids.data) // 4} ids against {len(prompt) // 4})")
     own = _sample(trajectory, name, where, findings)
@@ -81,18 +81,25 @@ def check(payload: bytes, key: tuple[int, int], booked: Sample | None, prompt: b
 
 
 def _sample(trajectory: trajectory_pb2.Trajectory, name: str, where: str, findings: Findings) -> Sample:
-    num_tokens = len(trajectory.completion_ids.data) // 4
-    logprobs = np.frombuffer(trajectory.logprobs.data, "<f4")
-    mask = np.frombuffer(trajectory.loss_mask.data or b"\x01" * num_tokens, np.uint8)
-    ends = [0, *(span.end for span in trajectory.spans)]
-    follow = [span.start for span in trajectory.spans] == ends[:-1] and ends == sorted(set(ends)) and ends[-1] == num_tokens
-    versions = [span.version for span in trajectory.spans]
+    parts: list[trajectory_pb2.Trajectory | trajectory_pb2.Strand] = [trajectory, *trajectory.more_strands]
+    strands = [_strand(words, f"{name}, strand {place}", where, findings) for place, words in enumerate(parts) if words.completion_ids.data or not trajectory.unusable_reason]
+    scored = trajectory.reward.WhichOneof("outcome") == "score" and math.isfinite(trajectory.reward.score.value)
+    tokens = tuple(pair for _, own in strands for pair in own)
+    whole = not trajectory.unusable_reason and trajectory.finish_reason != trajectory_pb2.FINISH_REASON_ABORT
+    usable = scored and whole and all(finite for finite, _ in strands) and sum(count for _, count in tokens) > 0
+    return Sample(usable=bool(usable), reward=trajectory.reward.score.value if scored else None, tokens=tokens)
+
+
+def _strand(words: trajectory_pb2.Trajectory | trajectory_pb2.Strand, name: str, where: str, findings: Findings) -> tuple[bool, tuple[tuple[int, int], ...]]:
+    """Whether its log-probs are finite, and (version, trained tokens) of its spans."""
+    num_tokens = len(words.completion_ids.data) // 4
+    logprobs = np.frombuffer(words.logprobs.data, "<f4")
+    mask = np.frombuffer(words.loss_mask.data or b"\x01" * num_tokens, np.uint8)
+    ends = [0, *(span.end for span in words.spans)]
+    follow = [span.start for span in words.spans] == ends[:-1] and ends == sorted(set(ends)) and ends[-1] == num_tokens
+    versions = [span.version for span in words.spans]
     findings.must(
         num_tokens > 0 and len(logprobs) == len(mask) == num_tokens and follow and versions == sorted(versions), SOUND, where,
-        f"{name}: {num_tokens} tokens, {len(logprobs)} log-probs, {len(mask)} mask values, spans {[(s.version, s.start, s.end) for s in trajectory.spans]}",
+        f"{name}: {num_tokens} tokens, {len(logprobs)} log-probs, {len(mask)} mask values, spans {[(s.version, s.start, s.end) for s in words.spans]}",
     )  # fmt: skip
-    scored = trajectory.reward.WhichOneof("outcome") == "score" and math.isfinite(trajectory.reward.score.value)
-    tokens = tuple((span.version, int(mask[span.start : span.end].sum())) for span in trajectory.spans)
-    whole = not trajectory.unusable_reason and trajectory.finish_reason != trajectory_pb2.FINISH_REASON_ABORT
-    usable = scored and whole and bool(np.isfinite(logprobs).all()) and mask.sum() > 0
-    return Sample(usable=bool(usable), reward=trajectory.reward.score.value if scored else None, tokens=tokens)
+    return bool(np.isfinite(logprobs).all()), tuple((span.version, int(mask[span.start : span.end].sum())) for span in words.spans)

@@ -21,11 +21,12 @@ def log_linear_proximal(logprob: Tensor, behaviour: Tensor, staleness: Tensor) -
     return torch.lerp(behaviour.to(logprob.dtype), logprob.detach(), steps / (steps + 1))
 
 
-def token_staleness(oldest: int, versions: Tensor) -> Tensor:
+def token_staleness(oldest: int, versions: Tensor, *, oldest_version: int | None = None) -> Tensor:
     """Staleness of each token, [num_tokens] int64, from that of the sample's oldest token and the version of each token.
 
     Versions rise by one a published step in a lineage, so a token drawn n versions later than the oldest is n steps younger; never below 0.
+    oldest_version: where these are not all tokens of the sample; None: they are.
     """
     if versions.numel() == 0:
         return versions
-    return (oldest - (versions - versions.min())).clamp(min=0)
+    return (oldest - (versions - (versions.min() if oldest_version is None else oldest_version))).clamp(min=0)

@@ -314,5 +314,5 @@ def _answer(facts: SampleFacts) -> Answer:
     """A sample that may not be trained on has no score either: what makes it unusable makes its score doubtful."""
     score = facts.reward if facts.usable else None
     return Answer(
-        score=score, unscored=facts.unusable_reason.removeprefix("unscored_"), num_tokens=facts.num_completion_tokens, truncated=facts.truncated, tokens_by_version=facts.spans
+        score=score, unscored=facts.unusable_reason.removeprefix("unscored_"), num_tokens=facts.num_trained_tokens if facts.num_turns > 1 else facts.num_completion_tokens, truncated=facts.truncated, tokens_by_version=facts.spans
     )  # fmt: skip

@@ -39,8 +39,10 @@ class SampleFacts:
     For instance SampleFacts(reward=1.0, num_prompt_tokens=12, num_completion_tokens=3, num_trained_tokens=3, spans=((1, 3),)).
     reward: finite, or None when there is no score (then it is unusable and unusable_reason says why).
     unusable_reason: empty when it may be trained on; begins with "unscored" when the scorer had no answer.
-    num_trained_tokens: completion tokens with loss mask 1.
-    spans: (version number, tokens with loss mask 1 that it drew), in order, one pair for each span; they sum to num_trained_tokens.
+    num_prompt_tokens, num_completion_tokens: over all its strands. num_trained_tokens: completion tokens with loss mask 1.
+    spans: (version number, tokens with loss mask 1 that it drew), in order, one pair for each span; they sum to num_trained_tokens. Empty
+    only for a sample that failed before its first token.
+    num_strands: contexts that it was drawn in. num_turns: answers of the policy.
     """
 
     reward: float | None
@@ -52,6 +54,8 @@ class SampleFacts:
     truncated: bool = False
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     replica_id: str = ""
+    num_strands: int = 1
+    num_turns: int = 1
 
     def __post_init__(self) -> None:
         if self.reward is None and not self.unusable_reason:
@@ -60,7 +64,7 @@ class SampleFacts:
             raise ValueError(f"reward {self.reward} is not finite; send it as unscored")
         if not 0 <= self.num_trained_tokens <= self.num_completion_tokens:
             raise ValueError(f"num_trained_tokens={self.num_trained_tokens} is outside [0, num_completion_tokens={self.num_completion_tokens}]")
-        if not self.spans or sum([count for _, count in self.spans]) != self.num_trained_tokens:
+        if bool(self.spans) != bool(self.num_completion_tokens) or (self.usable and not self.spans) or sum([count for _, count in self.spans]) != self.num_trained_tokens:
             raise ValueError(f"version spans {self.spans} do not sum to num_trained_tokens={self.num_trained_tokens}")
 
     @property
@@ -76,6 +80,8 @@ class SampleFacts:
             "num_trained_tokens": self.num_trained_tokens,
             "truncated": self.truncated,
             "replica_id": self.replica_id,
+            "num_strands": self.num_strands,
+            "num_turns": self.num_turns,
             "spans": [list(span) for span in self.spans],
             "reward_parts": dict(self.reward_parts),
         }

@@ -151,8 +151,8 @@ class Reading:
         ]
 
     def age_of(self, facts: SampleFacts, at_step: int) -> int:
-        """Staleness of a sample's oldest token in the step that starts from policy `at_step`."""
-        return max(self.account.versions.age(version, at_step) for version, _ in facts.spans)
+        """Staleness of a sample's oldest token in the step that starts from policy `at_step`; 0 for one that failed before its first."""
+        return max((self.account.versions.age(version, at_step) for version, _ in facts.spans), default=0)
 
     def oldest_of(self, seq: int) -> int:
         """Staleness of the oldest usable token of a group, were it trained now; 0 where none is usable."""

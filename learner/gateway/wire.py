@@ -213,6 +213,8 @@ def _table_row(row: Row, owner: int) -> feed_pb2.TableRow:
         reward_parts=facts.reward_parts,
         data_set=row.data_set,
         baseline=row.baseline,
+        num_strands=facts.num_strands,
+        num_turns=facts.num_turns,
     )
 
 

@@ -93,6 +93,6 @@ def _rewards(entries: Sequence[Entry], overlong: OverlongConfig | None, max_new_
 
 
 def penalties_of(entries: Sequence[Entry], overlong: OverlongConfig, max_new_tokens: int) -> Tensor:
-    """What is added to each sample's reward for its length, float64 [num_entries], at most 0."""
-    lengths, truncated = torch.tensor([e.num_completion_tokens for e in entries]), torch.tensor([e.truncated for e in entries])
+    """What is added to each sample's reward for its length, float64 [num_entries], at most 0. The length is what the policy drew."""
+    lengths, truncated = torch.tensor([e.num_drawn_tokens for e in entries]), torch.tensor([e.truncated for e in entries])
     return overlong.weight * overlong_penalty(lengths, max_tokens=max_new_tokens, buffer_tokens=overlong.buffer_tokens, truncated=truncated)

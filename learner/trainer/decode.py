@@ -45,7 +45,7 @@ class Batch:
 
     policy_step: int
     table: tuple[Entry, ...]  # every sample of the batch but the baselines, which stand in the entries of their groups
-    samples: tuple[Sample, ...]  # the usable ones that this rank owns
+    samples: tuple[Sample, ...]  # strands of the usable ones that this rank owns, those of one sample together
     stats: Stats
 
 
@@ -68,6 +68,8 @@ def decode_entry(row: feed_pb2.TableRow) -> Entry:
         num_versions=row.num_versions,
         reward_parts=dict(row.reward_parts),
         data_set=row.data_set,
+        num_strands=row.num_strands or 1,
+        num_turns=row.num_turns or 1,
     )
 
 
@@ -99,28 +101,51 @@ def decode_stats(stats: feed_pb2.FeedStats) -> Stats:
     )
 
 
-def decode_sample(message: trajectory_pb2.Trajectory) -> Sample:
-    """Raises ValueError when arrays disagree in length or a trained token's log-prob is not finite."""
-    completion = _ids(message.completion_ids)
-    mask = arrays.unpack(message.loss_mask) if message.loss_mask.data else np.ones(len(completion), dtype=np.uint8)
+def decode_sample(message: trajectory_pb2.Trajectory) -> tuple[Sample, ...]:
+    """Its strands in order. Raises ValueError when arrays disagree in length or a trained token's log-prob is not finite."""
+    first = _strand(message, message, 0)
+    if not message.more_strands:
+        return (first,)
+    strands = (first, *(_strand(message, more, place) for place, more in enumerate(message.more_strands, start=1)))
+    num_tokens = sum(strand.num_trained_tokens for strand in strands)
+    versions = [version for strand in strands for version in strand.versions]
+    return tuple(replace(strand, sample_tokens=num_tokens, first_version=min(versions, default=None)) for strand in strands)
+
+
+def _strand(message: trajectory_pb2.Trajectory, words: trajectory_pb2.Trajectory | trajectory_pb2.Strand, place: int) -> Sample:
+    completion = _ids(words.completion_ids)
+    mask = arrays.unpack(words.loss_mask) if words.loss_mask.data else np.ones(len(completion), dtype=np.uint8)
     return Sample(
         group_id=message.group_id,
         sample_index=message.sample_index,
-        prompt_ids=torch.from_numpy(_ids(message.prompt_ids)),
+        prompt_ids=torch.from_numpy(_ids(words.prompt_ids)),
         completion_ids=torch.from_numpy(completion),
-        behaviour=_floats(arrays.unpack(message.logprobs)),
+        behaviour=_floats(arrays.unpack(words.logprobs)),
         loss_mask=torch.from_numpy(mask.astype(np.bool_)),
         text=message.text,
-        versions=tuple(span.version for span in message.spans),
-        token_versions=_token_versions(message),
+        versions=tuple(span.version for span in words.spans),
+        token_versions=_token_versions(words),
+        strand=place,
+        turn_rewards=_turn_rewards(message, place, len(completion)),
     )
 
 
-def _token_versions(message: trajectory_pb2.Trajectory) -> Tensor | None:
+def _token_versions(words: trajectory_pb2.Trajectory | trajectory_pb2.Strand) -> Tensor | None:
     """Version of each completion token; None for a message that says nothing of versions."""
-    if not message.spans:
+    if not words.spans:
         return None
-    return torch.cat([torch.full((span.end - span.start,), span.version, dtype=torch.int64) for span in message.spans])
+    return torch.cat([torch.full((span.end - span.start,), span.version, dtype=torch.int64) for span in words.spans])
+
+
+def _turn_rewards(message: trajectory_pb2.Trajectory, place: int, num_tokens: int) -> Tensor | None:
+    """What each turn was given, at its last token; None where no turn of the sample was given anything."""
+    if not any(turn.HasField("reward") for turn in message.turns):
+        return None
+    rewards = torch.zeros(num_tokens)
+    for turn in message.turns:
+        if turn.strand == place and turn.HasField("reward"):
+            rewards[turn.end - 1] += turn.reward
+    return rewards
 
 
 def _ids(array: trajectory_pb2.PackedArray) -> npt.NDArray[np.int64]:
@@ -136,13 +161,14 @@ def checked_batch(header: feed_pb2.BatchHeader, rows: Sequence[trajectory_pb2.Tr
     row has another number of tokens than its table entry says."""
     table = decode_table(header.table)
     owned = {entry.id: entry for entry in table if entry.owner == rank and entry.usable}
-    samples = tuple(sample for sample in (decode_sample(row) for row in rows if not row.unusable_reason) if (sample.group_id, sample.sample_index) in owned)
-    held = {(sample.group_id, sample.sample_index): sample for sample in samples}
-    if held.keys() != owned.keys() or len(samples) != len(held):
-        raise ValueError(f"batch of step {header.policy_step}: rank {rank} owns {len(owned)} usable samples but got {len(samples)}; missing {sorted(owned.keys() - held.keys())[:5]}")
-    for key, sample in held.items():
+    held = {(message.group_id, message.sample_index): decode_sample(message) for message in rows if not message.unusable_reason}
+    held = {key: strands for key, strands in held.items() if key in owned}
+    if held.keys() != owned.keys():
+        raise ValueError(f"batch of step {header.policy_step}: rank {rank} owns {len(owned)} usable samples but got {len(held)}; missing {sorted(owned.keys() - held.keys())[:5]}")
+    for key, strands in held.items():
         entry = owned[key]
-        said, got = (entry.num_prompt_tokens, entry.num_completion_tokens, entry.num_trained_tokens), (sample.prompt_ids.numel(), sample.completion_ids.numel(), sample.num_trained_tokens)
+        said = (entry.num_prompt_tokens, entry.num_completion_tokens, entry.num_trained_tokens)
+        got = (sum(s.prompt_ids.numel() for s in strands), sum(s.completion_ids.numel() for s in strands), sum(s.num_trained_tokens for s in strands))
         if said != got:
             raise ValueError(f"sample {key}: the table says {said} prompt, completion and trained tokens, its payload has {got}")
-    return Batch(policy_step=header.policy_step, table=table, samples=samples, stats=decode_stats(header.stats))
+    return Batch(policy_step=header.policy_step, table=table, samples=tuple(strand for strands in held.values() for strand in strands), stats=decode_stats(header.stats))

@@ -20,7 +20,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
     """Rewards of usable samples, lengths of all (masked or not), staleness, drops and balance."""
     usable = [entry for entry in batch.table if entry.usable]
     rewards = np.array([entry.reward for entry in usable])
-    lengths = np.array([entry.num_completion_tokens for entry in batch.table])
+    lengths = np.array([entry.num_drawn_tokens for entry in batch.table])
     stats = batch.stats
     return {
         "reward_mean": _mean(rewards),
@@ -34,6 +34,9 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "completion_tokens_mean": _mean(lengths),
         "completion_tokens_min": int(lengths.min()) if lengths.size else 0,
         "completion_tokens_max": int(lengths.max()) if lengths.size else 0,
+        "environment_tokens_mean": _mean(np.array([entry.num_completion_tokens - entry.num_drawn_tokens for entry in batch.table])),
+        "turns_mean": _mean(np.array([entry.num_turns for entry in batch.table])),
+        "strands_mean": _mean(np.array([entry.num_strands for entry in batch.table])),
         "prompt_tokens_mean": _mean(np.array([entry.num_prompt_tokens for entry in batch.table])),
         "truncated_share": _mean(np.array([entry.truncated for entry in batch.table], dtype=float)),
         "trained_tokens": sum(entry.num_trained_tokens for entry in usable),

@@ -9,6 +9,9 @@ A row is a concatenation of documents. A document is one prompt and the completi
 
 The prompt's last token predicts the first token of every branch. Targets are explicit (row index, token id) pairs, so
 nothing is ever shifted across a border.
+
+A sample of several strands (its context was rewritten) has a document for each context, and all of them lie in one row: what is computed
+over a whole sample (ratios of sequences, what is still to come) sees all of its tokens. Documents that must share a row are a bundle.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from learner.trainer.samples import Sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedSample:
-    """A sample with its advantage. Example: WeightedSample(sample=s, advantage=1.73, staleness=1)"""
+    """A strand of a sample with the sample's advantage. Example: WeightedSample(sample=s, advantage=1.73, staleness=1)"""
 
     sample: Sample
     advantage: float
@@ -51,7 +54,7 @@ class Row:
     behaviour: Tensor  # float32 [num_targets]
     advantage: Tensor  # float32 [num_targets]
     sequence_tokens: Tensor  # int64 [num_targets], trained tokens of the sample that the target belongs to
-    sequence: Tensor  # int64 [num_targets], which sample of the row the target belongs to, from 0, not falling
+    sequence: Tensor  # int64 [num_targets], which sample of the row the target belongs to, from 0, not falling; a sample's targets in the order of time
     num_sequences: int
     staleness: Tensor  # int64 [num_targets], in steps
     kept: Tensor  # bool [num_targets], False: masked by a choice over the whole batch
@@ -61,6 +64,7 @@ class Row:
     value: Tensor | None = None  # float32 [num_targets], the critic's at the start of the step; None: there is no critic
     returns: Tensor | None = None  # as value: what the critic is trained towards
     start: Tensor | None = None  # float32 [num_targets], log-probs at the start of the step; None: not computed apart
+    turn_reward: Tensor | None = None  # float32 [num_targets], part of the sample's reward that came with this token; None: all came at its end
     data_set: str = ""  # whose samples it holds: a row never mixes two, since each may have its own loss
 
     @property
@@ -76,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Document:
-    """A prompt and some of its group's samples."""
+    """A prompt and some strands that follow from it."""
 
     samples: tuple[WeightedSample, ...]
 
@@ -84,7 +88,6 @@ class _Document:
     def num_tokens(self) -> int:
         prompt = self.samples[0].sample.prompt_ids.numel()
         return prompt + sum(weighted.sample.completion_ids.numel() - 1 for weighted in self.samples)
-
 
     @property
     def num_pairs(self) -> int:
@@ -94,11 +97,27 @@ class _Document:
         return prompt * (prompt + 1) // 2 + sum(body * prompt + body * (body + 1) // 2 for body in bodies)
 
 
-def pack(samples: Sequence[WeightedSample], *, row_tokens: int, share_prefix: bool) -> list[Row]:
-    """Rows of at most row_tokens input tokens; a single sample longer than that gets a row of its own, whole.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bundle:
+    """Documents that share a row because they hold strands of the same samples. Most have one."""
 
-    Samples without a trained token make no row. First fit, longest document first, ties in the order given, so the result
-    depends on nothing else. Raises ValueError when samples of one group have different prompts and share_prefix is on.
+    documents: tuple[_Document, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(document.num_tokens for document in self.documents)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs (query, key) of which the query sees the key."""
+        return sum(document.num_pairs for document in self.documents)
+
+
+def pack(samples: Sequence[WeightedSample], *, row_tokens: int, share_prefix: bool) -> list[Row]:
+    """Rows of at most row_tokens input tokens; a single sample longer than that gets a row of its own, whole, with all its strands.
+
+    Strands without a trained token make no row. First fit, longest bundle first, ties in the order given, so the result depends on nothing
+    else. share_prefix: samples of a group that go on from the same prompt share it.
     """
     return Plan(samples, row_tokens=row_tokens, share_prefix=share_prefix).rows()
 
@@ -107,78 +126,94 @@ class Plan:
     """Which documents share a row, before any row is made. Example: `plan = Plan(samples, row_tokens=2048, share_prefix=True); plan.rows(num_rows=4)`"""
 
     def __init__(self, samples: Sequence[WeightedSample], *, row_tokens: int, share_prefix: bool) -> None:
-        """Raises ValueError as pack."""
         self._row_tokens = row_tokens
-        self._documents = _documents([w for w in samples if w.sample.num_trained_tokens], row_tokens, share_prefix)
-        self._bins = _first_fit(self._documents, row_tokens)
+        self._bundles = _bundles([w for w in samples if w.sample.num_trained_tokens], row_tokens, share_prefix)
+        self._bins = _first_fit(self._bundles, row_tokens)
 
     @property
     def num_rows(self) -> int:
-        """Rows that these documents need."""
+        """Rows that these samples need."""
         return len(self._bins)
 
     def rows(self, *, num_rows: int | None = None, pairs_per_token: int = 1 << 40) -> list[Row]:
-        """As few rows as found, or spread evenly over num_rows where other ranks need so many; fewer where there are fewer documents.
+        """As few rows as found, or spread evenly over num_rows where other ranks need so many; fewer where there are fewer bundles.
 
-        Even by cost, the longest document to the cheapest row with room: tokens + pairs / pairs_per_token. Args: pairs_per_token, pairs (query, key) that take
+        Even by cost, the longest bundle to the cheapest row with room: tokens + pairs / pairs_per_token. Args: pairs_per_token, pairs (query, key) that take
         as long as one more token does in the rest of the model.
         """
-        bins = self._bins if num_rows is None else _even(self._documents, num_rows, self._row_tokens, pairs_per_token) or self._bins
-        return [_row(content) for content in bins]
+        bins = self._bins if num_rows is None else _even(self._bundles, num_rows, self._row_tokens, pairs_per_token) or self._bins
+        return [_row([document for bundle in content for document in bundle.documents]) for content in bins]
 
 
-def _even(documents: Sequence[_Document], num_rows: int, row_tokens: int, pairs_per_token: int) -> list[list[_Document]]:
+def _even(bundles: Sequence[_Bundle], num_rows: int, row_tokens: int, pairs_per_token: int) -> list[list[_Bundle]]:
     """Bins of about the same cost; none where they would not all fit that way."""
-    bins: list[list[_Document]] = [[] for _ in range(num_rows)]
+    bins: list[list[_Bundle]] = [[] for _ in range(num_rows)]
     cost, free = [0.0] * num_rows, [row_tokens] * num_rows
-    for document in sorted(documents, key=lambda d: (-d.num_tokens - d.num_pairs / pairs_per_token)):
-        room = [i for i in range(num_rows) if free[i] >= document.num_tokens or not bins[i]]
+    for bundle in sorted(bundles, key=lambda b: (-b.num_tokens - b.num_pairs / pairs_per_token)):
+        room = [i for i in range(num_rows) if free[i] >= bundle.num_tokens or not bins[i]]
         if not room:
             return []
         index = min(room, key=lambda i: (cost[i], i))
-        bins[index].append(document)
-        cost[index] += document.num_tokens + document.num_pairs / pairs_per_token
-        free[index] -= document.num_tokens
+        bins[index].append(bundle)
+        cost[index] += bundle.num_tokens + bundle.num_pairs / pairs_per_token
+        free[index] -= bundle.num_tokens
     return [content for content in bins if content]
 
 
-def _first_fit(documents: Sequence[_Document], row_tokens: int) -> list[list[_Document]]:
-    bins: list[list[_Document]] = []
+def _first_fit(bundles: Sequence[_Bundle], row_tokens: int) -> list[list[_Bundle]]:
+    bins: list[list[_Bundle]] = []
     free: list[int] = []
-    for document in sorted(documents, key=lambda d: -d.num_tokens):
-        fitting = (i for i, room in enumerate(free) if room >= document.num_tokens)
+    for bundle in sorted(bundles, key=lambda b: -b.num_tokens):
+        fitting = (i for i, room in enumerate(free) if room >= bundle.num_tokens)
         index = next(fitting, None)
         if index is None:
-            bins.append([document])
-            free.append(row_tokens - document.num_tokens)
+            bins.append([bundle])
+            free.append(row_tokens - bundle.num_tokens)
         else:
-            bins[index].append(document)
-            free[index] -= document.num_tokens
+            bins[index].append(bundle)
+            free[index] -= bundle.num_tokens
     return bins
 
 
-def _documents(samples: Sequence[WeightedSample], row_tokens: int, share_prefix: bool) -> list[_Document]:
-    """One document a sample, or groups cut into as few documents as the budget allows."""
-    if not share_prefix:
-        return [_Document(samples=(weighted,)) for weighted in samples]
-    groups: dict[str, list[WeightedSample]] = {}
-    for weighted in samples:
-        groups.setdefault(weighted.sample.group_id, []).append(weighted)
-    return [document for members in groups.values() for document in _split(members, row_tokens)]
+def _bundles(strands: Sequence[WeightedSample], row_tokens: int, share_prefix: bool) -> list[_Bundle]:
+    """One bundle a sample, or groups cut into as few bundles as the budget allows."""
+    samples: dict[tuple[str, int], list[WeightedSample]] = {}
+    for weighted in strands:
+        samples.setdefault((weighted.sample.group_id, weighted.sample.sample_index), []).append(weighted)
+    groups: dict[str | tuple[str, int], list[list[WeightedSample]]] = {}
+    for key, members in samples.items():
+        groups.setdefault(key[0] if share_prefix else key, []).append(members)
+    return [bundle for members in groups.values() for bundle in _split(members, row_tokens)]
 
 
-def _split(members: list[WeightedSample], row_tokens: int) -> list[_Document]:
-    first = members[0].sample
-    documents: list[_Document] = []
-    taken: list[WeightedSample] = []
-    for weighted in members:
-        if not torch.equal(weighted.sample.prompt_ids, first.prompt_ids):
-            raise ValueError(f"samples {first.sample_index} and {weighted.sample.sample_index} of group {first.group_id} have different prompts; set trainer.share_prefix=false for such data")
-        if taken and _Document(samples=(*taken, weighted)).num_tokens > row_tokens:
-            documents.append(_Document(samples=tuple(taken)))
-            taken = []
-        taken.append(weighted)
-    return [*documents, _Document(samples=tuple(taken))]
+def _split(samples: Sequence[Sequence[WeightedSample]], row_tokens: int) -> list[_Bundle]:
+    """Bundles of whole samples that share a prompt, each within the budget where it holds several samples."""
+    made: list[_Bundle] = []
+    for prompts in _by_first_prompt(samples):
+        taken: list[WeightedSample] = []
+        for strands in prompts:
+            if taken and _bundle([*taken, *strands]).num_tokens > row_tokens:
+                made.append(_bundle(taken))
+                taken = []
+            taken += strands
+        made.append(_bundle(taken))
+    return made
+
+
+def _by_first_prompt(samples: Sequence[Sequence[WeightedSample]]) -> list[list[Sequence[WeightedSample]]]:
+    """Samples that begin with the same prompt, in the order given: others gain nothing by sharing a bundle."""
+    found: dict[bytes, list[Sequence[WeightedSample]]] = {}
+    for strands in samples:
+        found.setdefault(strands[0].sample.prompt_ids.numpy().tobytes(), []).append(strands)
+    return list(found.values())
+
+
+def _bundle(strands: Sequence[WeightedSample]) -> _Bundle:
+    """Strands with the same prompt share a document."""
+    documents: dict[bytes, list[WeightedSample]] = {}
+    for weighted in strands:
+        documents.setdefault(weighted.sample.prompt_ids.numpy().tobytes(), []).append(weighted)
+    return _Bundle(documents=tuple(_Document(samples=tuple(members)) for members in documents.values()))
 
 
 def _row(documents: Sequence[_Document]) -> Row:
@@ -210,19 +245,32 @@ def _row(documents: Sequence[_Document]) -> Row:
 
 
 def _targets(targets: Sequence[tuple[Tensor, WeightedSample]]) -> dict[str, Any]:
-    """The fields of Row that are about targets: trained tokens only."""
-    kept = [(queries, weighted, weighted.sample.loss_mask) for queries, weighted in targets]
+    """The fields of Row that are about targets: trained tokens only, those of a sample together."""
+    number: dict[tuple[str, int], int] = {}
+    for _, w in targets:
+        number.setdefault((w.sample.group_id, w.sample.sample_index), len(number))
+    ordered = sorted(targets, key=lambda pair: (number[pair[1].sample.group_id, pair[1].sample.sample_index], pair[1].sample.strand))
+    kept = [(queries, weighted, weighted.sample.loss_mask) for queries, weighted in ordered]
+    num_targets = sum(int(mask.sum()) for _, _, mask in kept)
     return {
         "query": torch.cat([queries[mask] for queries, _, mask in kept]),
         "target": torch.cat([w.sample.completion_ids[mask] for _, w, mask in kept]),
         "behaviour": torch.cat([w.sample.behaviour[mask] for _, w, mask in kept]),
         "advantage": torch.cat([torch.full((int(mask.sum()),), w.advantage) for _, w, mask in kept]),
-        "sequence_tokens": torch.cat([torch.full((int(mask.sum()),), int(mask.sum())) for _, _, mask in kept]),
-        "sequence": torch.cat([torch.full((int(mask.sum()),), number) for number, (_, _, mask) in enumerate(kept)]),
-        "num_sequences": len(kept),
+        "sequence_tokens": torch.cat([torch.full((int(mask.sum()),), w.sample.num_sample_tokens) for _, w, mask in kept]),
+        "sequence": torch.cat([torch.full((int(mask.sum()),), number[w.sample.group_id, w.sample.sample_index]) for _, w, mask in kept]),
+        "num_sequences": len(number),
         "staleness": torch.cat([_staleness(w)[mask] for _, w, mask in kept]),
-        **_nothing_chosen(sum(int(mask.sum()) for _, _, mask in kept)),
+        "turn_reward": _turn_rewards(kept),
+        **_nothing_chosen(num_targets),
     }
+
+
+def _turn_rewards(kept: Sequence[tuple[Tensor, WeightedSample, Tensor]]) -> Tensor | None:
+    """Rewards by turn of every target; None where no sample has any."""
+    if all(weighted.sample.turn_rewards is None for _, weighted, _ in kept):
+        return None
+    return torch.cat([(torch.zeros(mask.numel()) if w.sample.turn_rewards is None else w.sample.turn_rewards)[mask] for _, w, mask in kept])
 
 
 def _staleness(weighted: WeightedSample) -> Tensor:
@@ -230,7 +278,7 @@ def _staleness(weighted: WeightedSample) -> Tensor:
     versions = weighted.sample.token_versions
     if versions is None:
         return torch.full((weighted.sample.completion_ids.numel(),), weighted.staleness)
-    return token_staleness(weighted.staleness, versions)
+    return token_staleness(weighted.staleness, versions, oldest_version=weighted.sample.first_version)
 
 
 def _nothing_chosen(num_targets: int) -> dict[str, Tensor]:

@@ -63,7 +63,8 @@ class Recorder:
 
 def _samples(batch: Batch, step: int) -> list[dict[str, Any]]:
     rewards = {entry.id: entry for entry in batch.table}
-    chosen = batch.samples[:: max(1, len(batch.samples) // _SAMPLES_A_STEP)][:_SAMPLES_A_STEP]
+    whole = [sample for sample in batch.samples if not sample.strand]
+    chosen = whole[:: max(1, len(whole) // _SAMPLES_A_STEP)][:_SAMPLES_A_STEP]
     return [
         {"step": step, "group_id": s.group_id, "sample_index": s.sample_index, "text": s.text, "reward": rewards[s.group_id, s.sample_index].reward, "versions": list(s.versions)}
         for s in chosen

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One trajectory's tensors, on the CPU.
+    """One strand of a trajectory (most have one only), on the CPU. All strands of a sample carry its (group_id, sample_index).
 
     Example: Sample(group_id="g7", sample_index=0, prompt_ids=tensor([5, 6]), completion_ids=tensor([7, 2]),
     behaviour=tensor([-0.1, -0.7]), loss_mask=tensor([True, True]), text="seven")
@@ -25,12 +25,17 @@ class Sample:
     text: str = ""  # for people
     versions: tuple[int, ...] = ()  # policy versions that drew it, in order; for people
     token_versions: Tensor | None = None  # int64 [num_completion_tokens], version that drew each token; None: one for all
+    strand: int = 0  # its place among those of its sample, in the order of time
+    sample_tokens: int = 0  # trained tokens of the whole sample, all its strands together; 0: this is the only one
+    first_version: int | None = None  # oldest version of the whole sample; None: that of this strand
+    turn_rewards: Tensor | None = None  # float32 [num_completion_tokens], at the last token of each turn what it was given; None: nothing by turn
 
     def __post_init__(self) -> None:
         num_tokens = self.completion_ids.numel()
         lengths = {"logprobs": self.behaviour.numel(), "loss_mask": self.loss_mask.numel()}
-        if self.token_versions is not None:
-            lengths["token versions"] = self.token_versions.numel()
+        for also, values in (("token versions", self.token_versions), ("turn rewards", self.turn_rewards)):
+            if values is not None:
+                lengths[also] = values.numel()
         for name, length in lengths.items():
             if length != num_tokens:
                 raise ValueError(f"sample ({self.group_id}, {self.sample_index}) has {num_tokens} completion ids but {length} {name}; each token needs exactly one")
@@ -43,3 +48,8 @@ class Sample:
     def num_trained_tokens(self) -> int:
         """Completion tokens with loss mask 1."""
         return int(self.loss_mask.sum())
+
+    @property
+    def num_sample_tokens(self) -> int:
+        """Trained tokens of the whole sample."""
+        return self.sample_tokens or self.num_trained_tokens

@@ -39,11 +39,18 @@ class Entry:
     unusable_reason: str = ""  # empty where usable
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     data_set: str = ""  # name of the prompt's; empty: the run has one without
+    num_strands: int = 1  # contexts that it was drawn in; numbers of tokens are over all of them
+    num_turns: int = 1  # answers of the policy
     baseline: Entry | None = None  # greedy answer to its prompt, in no table itself; None: the group has none
 
     @property
     def id(self) -> SampleId:
         return self.group_id, self.sample_index
+
+    @property
+    def num_drawn_tokens(self) -> int:
+        """Length of the policy's own words. Between turns lies what an environment said, with loss mask 0; a sample of one turn has none of it."""
+        return self.num_trained_tokens if self.num_turns > 1 else self.num_completion_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

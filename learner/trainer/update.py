@@ -84,7 +84,9 @@ def _train_critic(critic: Critic, rows: Sequence[Row], counts: Counts, tally: Ta
 
 def _rows(policy: Policy, samples: Sequence[Sample], minibatches: Sequence[Minibatch], row_tokens: int, share_prefix: bool) -> list[list[Row]]:
     """Rows of each minibatch on the policy's device, as many as on every other rank. Collective."""
-    held = {(sample.group_id, sample.sample_index): sample for sample in samples}
+    held: dict[SampleId, list[Sample]] = {}
+    for sample in samples:
+        held.setdefault((sample.group_id, sample.sample_index), []).append(sample)
     device = policy.device
     plans = [(number, name, Plan(mine, row_tokens=row_tokens, share_prefix=share_prefix)) for number, minibatch in enumerate(minibatches) for name, mine in _mine(minibatch, held).items()]
     made: list[list[Row]] = [[] for _ in minibatches]
@@ -94,13 +96,12 @@ def _rows(policy: Policy, samples: Sequence[Sample], minibatches: Sequence[Minib
     return made
 
 
-def _mine(minibatch: Minibatch, held: Mapping[SampleId, Sample]) -> dict[str, list[WeightedSample]]:
-    """This rank's samples by data set; the same data sets on every rank."""
+def _mine(minibatch: Minibatch, held: Mapping[SampleId, Sequence[Sample]]) -> dict[str, list[WeightedSample]]:
+    """This rank's samples by data set, the strands of one together; the same data sets on every rank."""
     names = {key: minibatch.data_sets.get(key, "") for key in minibatch.advantages}
     mine: dict[str, list[WeightedSample]] = {name: [] for name in names.values()}
     for key, value in minibatch.advantages.items():
-        if key in held:
-            mine[names[key]].append(WeightedSample(sample=held[key], advantage=value, staleness=minibatch.staleness.get(key, 0)))
+        mine[names[key]] += [WeightedSample(sample=strand, advantage=value, staleness=minibatch.staleness.get(key, 0)) for strand in held.get(key, ())]
     return mine
 
 

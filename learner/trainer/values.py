@@ -11,6 +11,7 @@ from torch import Tensor
 from learner.algorithm_config import AlgorithmConfig, CriticAdvantage, KlConfig
 from learner.algorithms.gae import packed_advantages
 from learner.algorithms.kl import ESTIMATORS
+from learner.algorithms.segments import segment_sum
 from learner.trainer.packing import Row
 
 Total = Callable[[Tensor], Tensor]  # float64 sums of each rank to their sum on all; collective
@@ -18,15 +19,18 @@ _SMALLEST_VARIANCE = 1e-16  # below it the spread of advantages is rounding
 
 
 def token_rewards(row: Row, kl: KlConfig | None) -> Tensor:
-    """[num_targets], float64: the sample's reward at its last trained token, and with a KL in the reward its price at each.
+    """[num_targets], float64: what each turn was given at its last token, the rest of the sample's reward at the sample's last, and with a KL
+    in the reward its price at each.
 
-    row.advantage holds the sample's reward at each of its tokens.
+    row.advantage holds the sample's reward at each of its tokens; all of a sample's rewards sum to it, shaping of lengths included.
     """
     rewards = torch.zeros_like(row.advantage, dtype=torch.float64)
     if row.num_targets:
         last = torch.ones_like(row.sequence, dtype=torch.bool)
         last[:-1] = row.sequence[1:] != row.sequence[:-1]
-        rewards = torch.where(last, row.advantage.to(torch.float64), rewards)
+        given = torch.zeros_like(rewards) if row.turn_reward is None else row.turn_reward.to(torch.float64)
+        so_far = segment_sum(given, row.sequence, num_sequences=row.num_sequences)[row.sequence]
+        rewards = given + torch.where(last, row.advantage.to(torch.float64) - so_far, rewards)
     if kl is not None and kl.where == "reward":
         assert row.reference is not None, "a KL in the reward has a reference"
         rewards = rewards - kl.coefficient * ESTIMATORS[kl.estimator](row.behaviour - row.reference).to(torch.float64)

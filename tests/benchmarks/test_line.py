@@ -44,3 +44,14 @@ def test_a_missed_bar_is_in_the_line_and_no_error(capsys: pytest.CaptureFixture[
     assert list(line) == ["name", "passed", "bars", "pairs", "machine", "versions", "commit"]
     assert line["passed"] is False
     assert line["bars"][1] == {"name": "bad", "value": 0.1235, "op": ">=", "bar": 1, "passed": False}
+
+
+def test_each_pair_is_told_as_it_comes_and_none_begins_after_the_end() -> None:
+    told: list[_line.Pair] = []
+    assert _line.interleaved({"a": lambda: 1.0}, num_pairs=6, seen=told.append) == told == [{"a": 1.0}] * 6
+    assert _line.interleaved({"a": lambda: 1.0}, num_pairs=6, until_s=0.0) == []
+
+
+def test_a_run_that_left_bars_out_has_not_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    _line.report("some", bars=[], pairs=[], packages=(), quiet=True, finished=False)
+    assert json.loads(capsys.readouterr().out)["passed"] is False

@@ -1,4 +1,4 @@
-"""The learner's fast path on one CUDA device: `python -m tests.gpu.learner_speed [--profile 1.7B]`. A script, not collected by pytest.
+"""The learner's fast path on one CUDA device: `python -m tests.gpu.learner_speed [--profile 1.7B] [--limit-s 120]`. A script, not collected by pytest.
 
 Prints a JSON line for each part: flex attention against small dense attentions in float32 (values and gradients, windows and soft caps too), bfloat16
 against float32, and where a step's time on the device goes, by kernel.
@@ -7,6 +7,7 @@ against float32, and where a step's time on the device goes, by kernel.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import tempfile
 import time
@@ -46,24 +47,42 @@ def outcome(folder: Path, mesh: DeviceMesh, engine: Engine, dtype: torch.dtype) 
     rows = pack([WeightedSample(sample=s, advantage=1.0) for s in made], row_tokens=10_000, share_prefix=True)
     found = []
     for row in rows:
-        values = policy(row.to(torch.device("cuda")), with_entropy=True)
-        (values * torch.linspace(-1, 1, values.shape[1], device="cuda")).sum().backward()
+        values = policy(row.to(torch.device(mesh.device_type)), with_entropy=True)
+        (values * torch.linspace(-1, 1, values.shape[1], device=values.device)).sum().backward()
         found.append(values.detach().flatten())
     grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in policy.parameters() if p.grad is not None]
     return torch.cat(found).cpu(), torch.cat([g.flatten() for g in grads]).cpu()
 
 
-def agreement(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
-    """Largest differences, of gradients relative to the largest one."""
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {}),
+    "gemma2": ("Gemma2", {"sliding_window": 50, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 32}),
+}
+ORDER = (
+    ("qwen3", "flex", torch.float32), ("qwen3", "flex", torch.bfloat16), ("qwen3", "pieces", torch.bfloat16),
+    ("gemma2", "flex", torch.bfloat16), ("gemma2", "pieces", torch.bfloat16), ("gemma2", "flex", torch.float32),
+)  # fmt: skip
+
+
+def agreement(folder: Path, mesh: DeviceMesh, until_s: float) -> dict[str, Any]:
+    """Largest differences from small dense attentions in float32, of gradients relative to the largest one, and the lengths of the difference relative to the whole."""
     result: dict[str, Any] = {}
-    fast = Engine(attention="flex", compile=True, unit_tokens=2048)
-    for name, architecture, more in (("qwen3", "Qwen3", {}), ("gemma2", "Gemma2", {"sliding_window": 50, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 32})):
-        source = model(folder / name, architecture, **more)
-        values, gradient = outcome(source, mesh, Engine(), torch.float32)
-        for label, engine, dtype in (("flex float32", fast, torch.float32), ("flex bfloat16", fast, torch.bfloat16), ("pieces bfloat16", Engine(), torch.bfloat16)):
-            other, slope = outcome(source, mesh, engine, dtype)
-            result[f"{name}, {label}"] = {"value": float((other - values).abs().max()), "gradient": float((slope - gradient).abs().max() / gradient.abs().max())}
-            print(json.dumps({f"{name}, {label}": result[f"{name}, {label}"]}), flush=True)  # a run may be cut off
+    fast = Engine(attention="flex", compile=True, unit_tokens=1024)
+    known: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, label, dtype in ORDER:
+        key = f"{name}, {label} {str(dtype).removeprefix('torch.')}"
+        if time.monotonic() > until_s:
+            result[key] = "left out: no time"
+            continue
+        if name not in known:
+            architecture, more = CASES[name]
+            known[name] = outcome(model(folder / name, architecture, **more), mesh, Engine(), torch.float32)
+        values, gradient = known[name]
+        began_s = time.perf_counter()
+        other, slope = outcome(folder / name, mesh, fast if label == "flex" else Engine(), dtype)
+        off = slope - gradient
+        result[key] = {"value": float((other - values).abs().max()), "gradient": float(off.abs().max() / gradient.abs().max()), "gradient_norm": float(off.norm() / gradient.norm()), "seconds": round(time.perf_counter() - began_s, 1)}
+        print(json.dumps({key: result[key]}), flush=True)  # a run may be cut off
     return result
 
 
@@ -93,20 +112,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profile", default="", help="shape whose step is profiled")
     parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--limit-s", type=float, default=600.0, help="no part begins after so many seconds; what hangs is told by its stack")
     options = parser.parse_args()
+    until_s = time.monotonic() + options.limit_s
+    faulthandler.dump_traceback_later(45, repeat=True)  # of a part that hangs, where
     with tempfile.TemporaryDirectory() as name:
         torch.cuda.set_device(0)
         dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{Path(name) / 'store'}", rank=0, world_size=1)
         mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("shard",))
         print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name()}), flush=True)
-        parts: dict[str, Callable[[], dict[str, Any]]] = {}
+        parts: dict[str, Callable[[], dict[str, Any]]] = {"agreement": lambda: agreement(Path(name), mesh, until_s)}
         if options.profile:
             parts["profile"] = lambda: where_time_goes(options.profile, mesh, options.tokens)
-        parts["agreement"] = lambda: agreement(Path(name), mesh)
         for part, work in parts.items():
             began_s = time.perf_counter()
             try:
-                print(json.dumps({part: work(), "seconds": round(time.perf_counter() - began_s, 1)}), flush=True)
+                print(json.dumps({part: work() if time.monotonic() < until_s else "left out: no time", "seconds": round(time.perf_counter() - began_s, 1)}), flush=True)
             except Exception as error:
                 print(json.dumps({part: f"{type(error).__name__}: {error}"[:3000]}), flush=True)
             torch._dynamo.reset()

@@ -1,7 +1,8 @@
 """Model scorers on CUDA: `python -m tests.gpu.reward_model [--devices cuda:0,cuda:1] [--hidden 1024 --layers 24]`. A script, not collected by pytest.
 
-`--devices cpu,cpu --hidden 64 --layers 2 --items 60` tries the script itself without a GPU. Prints one JSON line last: how far scores on the device are from those on the CPU (float32 and bfloat16), that yes/no and number verdicts work,
-scores a second of one caller and of many at once (batched over callers), of every replica together, and of one replica split over all devices.
+`--devices cpu,cpu --hidden 64 --layers 2 --items 60` tries the script itself without a GPU. Prints a JSON line after each part, each with all that is known so far: how far scores on the device are from those on the CPU (float32 and bfloat16), that yes/no and number verdicts
+work, that a reward server on the device gives the same scores over gRPC, scores a second of one caller and of many at once (batched over callers), of every replica together, and of one
+replica split over all devices. Needs torch, transformers, grpcio, pydantic, msgpack, uvloop, prometheus-client.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,8 @@ import torch
 import transformers
 
 from deploy.models import tiny
+from protos import rpc
+from protos.reward.v1alpha1 import reward_pb2, reward_pb2_grpc
 from reward_server.models.front import Front
 from reward_server.models.spec import ModelSpec
 
@@ -36,18 +43,21 @@ def main() -> None:
     options = parser.parse_args()
     devices = tuple(options.devices.split(","))
     found: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name() if devices[0].startswith("cuda") else devices[0], "devices": len(devices)}
+    began_s = time.monotonic()
+
+    def told(more: dict[str, Any]) -> None:
+        found.update(more)
+        print(json.dumps({**found, "seconds": round(time.monotonic() - began_s, 1)}), flush=True)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        small, large = classifier(folder, 64, 2), classifier(folder, options.hidden, options.layers)
+        small = classifier(folder, 64, 2)
         items = conversations(options.items)
-        cpu = asked(spec(small, ("cpu",)), items[:64])
-        for dtype in ("float32", "bfloat16"):
-            device = asked(spec(small, devices[:1], dtype=dtype), items[:64])
-            found[f"largest_difference_{dtype}"] = max(abs(a - b) for a, b in zip(cpu, device, strict=True))
-        found["spread_of_scores"] = max(cpu) - min(cpu)
-        found |= speeds(large, devices, items)
-        found |= verdicts(folder / "causal-64", devices[0], items[:32])
-    print(json.dumps(found))
+        told(asyncio.run(agreement(small, folder / "causal-64", devices[0], items)))
+        told(served(folder, small, devices, items[:64]))
+        for more in speeds(classifier(folder, options.hidden, options.layers), devices, items):
+            told(more)
+    told({"complete": True})
 
 
 def conversations(count: int) -> list[tuple[str, str]]:
@@ -73,9 +83,68 @@ def spec(model: Path, devices: tuple[str, ...], **more: Any) -> ModelSpec:
     return ModelSpec(**{"kind": "classification", "model": str(model), "devices": devices, "dtype": "float32", **more})
 
 
-def asked(of: ModelSpec, items: list[tuple[str, str]]) -> list[float]:
-    """Scores of all items, asked at once."""
-    return asyncio.run(_asked(of, items))[0]
+async def answered(of: ModelSpec, items: list[tuple[str, str]]) -> list[float | str]:
+    """Answers to all items, asked at once."""
+    front = Front(of, batch_limit_s=300.0)
+    await asyncio.to_thread(front.start)
+    try:
+        return await asyncio.gather(*(front.score(*item) for item in items))
+    finally:
+        await front.stop()
+
+
+async def agreement(small: Path, causal: Path, device: str, items: list[tuple[str, str]]) -> dict[str, Any]:
+    """How far the device is from the CPU: scores in both types, and verdicts. All models are loaded at once."""
+    template = "{{ prompt }}|{{ completion }}"
+    yes_no = {"kind": "yes_no", "template": template}
+    cpu, single, half, chance, chance_there, numbers = await asyncio.gather(
+        answered(spec(small, ("cpu",)), items[:64]),
+        answered(spec(small, (device,)), items[:64]),
+        answered(spec(small, (device,), dtype="bfloat16"), items[:64]),
+        answered(spec(causal, ("cpu",), **yes_no), items[:32]),
+        answered(spec(causal, (device,), **yes_no), items[:32]),
+        answered(spec(causal, (device,), kind="number", template=template, max_new_tokens=8), items[:32]),
+    )
+    return {
+        "largest_difference_float32": farthest(cpu, single),
+        "largest_difference_bfloat16": farthest(cpu, half),
+        "spread_of_scores": max(map(float, cpu)) - min(map(float, cpu)),
+        "largest_difference_yes_no": farthest(chance, chance_there),
+        "number_answers": len(numbers),
+    }
+
+
+def farthest(some: list[float | str], others: list[float | str]) -> float:
+    """Largest difference. Raises ValueError where one has no score."""
+    return max(abs(float(a) - float(b)) for a, b in zip(some, others, strict=True))
+
+
+def served(folder: Path, model: Path, devices: tuple[str, ...], items: list[tuple[str, str]]) -> dict[str, Any]:
+    """The whole way: a reward server with the scorer `reward_model` on the devices, asked over gRPC."""
+    args = {"model": str(model), "devices": list(devices), "dtype": "float32"}
+    (folder / "reward.yaml").write_text(json.dumps({"scorers": [{"name": "preference", "use": "reward_model", "limit_s": 60, "args": args}]}))
+    root = Path(__file__).resolve().parents[2]
+    path = ":".join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen([sys.executable, "-m", "reward_server", "--config", "reward.yaml", "--address-file", "address"], cwd=folder, env={**os.environ, "PYTHONPATH": path})
+    try:
+        until_s = time.monotonic() + 60
+        while not (folder / "address").exists():
+            if process.poll() is not None or time.monotonic() > until_s:
+                return {"served": f"the reward server did not start: {process.poll()}"}
+            time.sleep(0.1)
+        scores = asyncio.run(_over_the_wire((folder / "address").read_text(), items))
+        process.terminate()
+        return {"served": sum(isinstance(each, float) for each in scores), "served_of": len(items), "largest_difference_served": farthest(scores, asyncio.run(answered(spec(model, ("cpu",)), items))), "stopped_with": process.wait(15)}
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _over_the_wire(address: str, items: list[tuple[str, str]]) -> list[float | str]:
+    requests = [reward_pb2.ScoreRequest(id=str(index), scorer="preference", prompt=prompt, completion=completion) for index, (prompt, completion) in enumerate(items)]
+    async with rpc.channel(address) as channel:
+        answers = {answer.id: answer async for answer in reward_pb2_grpc.RewardServiceStub(channel).Score(iter(requests), timeout=60)}
+    return [answers[each.id].reward.score.value if answers[each.id].reward.HasField("score") else str(answers[each.id].reward.unscored) for each in requests]
 
 
 async def _asked(of: ModelSpec, items: list[tuple[str, str]], *, one_by_one: int = 0) -> tuple[list[float], float, float]:
@@ -95,36 +164,13 @@ async def _asked(of: ModelSpec, items: list[tuple[str, str]], *, one_by_one: int
         await front.stop()
 
 
-def speeds(model: Path, devices: tuple[str, ...], items: list[tuple[str, str]]) -> dict[str, Any]:
+def speeds(model: Path, devices: tuple[str, ...], items: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Scores a second, and that splitting changes no score beyond bfloat16's grain."""
-    found: dict[str, Any] = {}
     reference, all_s, single_s = asyncio.run(_asked(spec(model, devices[:1], dtype="bfloat16"), items, one_by_one=ONE_BY_ONE))
-    found["scores_per_s"] = len(items) / all_s
-    found["scores_per_s_one_by_one"] = min(ONE_BY_ONE, len(items)) / single_s
-    if len(devices) > 1:
-        scores, all_s, _ = asyncio.run(_asked(spec(model, devices, dtype="bfloat16"), items))
-        found["scores_per_s_replicas"] = len(items) / all_s
-        found["largest_difference_replicas"] = max(abs(a - b) for a, b in zip(reference, scores, strict=True))
-        scores, all_s, _ = asyncio.run(_asked(spec(model, devices, dtype="bfloat16", tensor_parallel=len(devices)), items))
-        found["scores_per_s_tensor_parallel"] = len(items) / all_s
-        found["largest_difference_tensor_parallel"] = max(abs(a - b) for a, b in zip(reference, scores, strict=True))
-    return found
-
-
-def verdicts(model: Path, device: str, items: list[tuple[str, str]]) -> dict[str, Any]:
-    """That both generative verdicts answer on the device as on the CPU."""
-    template = "{{ prompt }}|{{ completion }}"
-    chances = [asked(spec(model, (where,), kind="yes_no", template=template), items) for where in ("cpu", device)]
-    front = Front(spec(model, (device,), kind="number", template=template, max_new_tokens=8), batch_limit_s=300.0)
-
-    async def numbers() -> list[float | str]:
-        await asyncio.to_thread(front.start)
-        try:
-            return await asyncio.gather(*(front.score(*item) for item in items))
-        finally:
-            await front.stop()
-
-    return {"largest_difference_yes_no": max(abs(a - b) for a, b in zip(*chances, strict=True)), "number_answers": len(asyncio.run(numbers()))}
+    yield {"scores_per_s": len(items) / all_s, "scores_per_s_one_by_one": min(ONE_BY_ONE, len(items)) / single_s}
+    for name, tensor_parallel in (("replicas", 1), ("tensor_parallel", len(devices))) if len(devices) > 1 else ():
+        scores, all_s, _ = asyncio.run(_asked(spec(model, devices, dtype="bfloat16", tensor_parallel=tensor_parallel), items))
+        yield {f"scores_per_s_{name}": len(items) / all_s, f"largest_difference_{name}": farthest([*reference], [*scores])}
 
 
 if __name__ == "__main__":

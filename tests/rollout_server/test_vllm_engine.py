@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from rollout_server import vllm_setup
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import EngineUnavailableError, SamplingSpec
+from rollout_server.vllm_drawing import by_objects
 from rollout_server.vllm_engine import VllmEngine
 from rollout_server.weights.driver import CommitError
 from tests.rollout_server import reference
@@ -20,13 +23,16 @@ from tests.rollout_server.reference import Sample, largest_difference
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 PROMPT = [10 + i % 200 for i in range(70)]
+WAYS = [(1.0, 1.0), (0.7, 1.0), (0.0, 1.0), (1.0, 0.9)]  # temperature, top_p
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine(tiny_model: Path) -> AsyncIterator[VllmEngine]:
-    config = RolloutConfig(model=str(tiny_model), max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20, threads=1)
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["columns", pytest.param("objects", marks=pytest.mark.slow)])
+async def engine(tiny_model: Path, request: pytest.FixtureRequest) -> AsyncIterator[VllmEngine]:
+    """In each of the two ways in which tokens leave vLLM."""
+    config = RolloutConfig(model=str(tiny_model), max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20, threads=1, fast_path=request.param == "columns", delta_interval_s=0.01)
     made = VllmEngine(config, tiny_model)
     await made.start()
+    assert made.info.columns == (request.param == "columns")
     yield made
     await made.stop()
 
@@ -108,11 +114,23 @@ async def test_without_stream_one_delta_brings_all(engine: VllmEngine) -> None:
     assert len(deltas) == 1 and list(deltas[0].token_ids) == (await drawn(engine, PROMPT, 3)).ids
 
 
+async def test_columns_and_objects_give_the_same_tokens_and_the_same_log_probs_to_the_last_bit(engine: VllmEngine) -> None:
+    """One request at a time, so that both ways have the same batches; the engine of the slow half is vLLM's own scheduler."""
+    ours = [await drawn(engine, PROMPT[: 3 + i], i, temperature=temperature, top_p=top_p) for i, (temperature, top_p) in enumerate(WAYS)]
+    for i, ((temperature, top_p), sample) in enumerate(zip(WAYS, ours, strict=True)):
+        parameters = vllm_setup.request_parameters(SamplingSpec(temperature=temperature, top_p=top_p, max_new_tokens=24, seed=i), 100, stream=False)
+        prompt = {"prompt_token_ids": PROMPT[: 3 + i], "cache_salt": "other"}
+        async with aclosing(by_objects(engine._engine, prompt, parameters, f"object{i}")) as parts:
+            ids, logprobs, finish = await anext(parts)
+        assert (ids, logprobs, finish) == (sample.ids, sample.logprobs, "length")
+
+
 async def test_closing_the_stream_aborts_the_request_in_the_engine(engine: VllmEngine) -> None:
     stream = engine.generate(PROMPT, SamplingSpec(temperature=1.0, max_new_tokens=400, seed=1), "gone")
     await anext(stream)
     await stream.aclose()
     assert engine.stats().num_running == 0 and engine._engine.output_processor.get_num_unfinished_requests() == 0
+    assert engine._accounting is not None and engine._accounting.num_drawn() == {}
 
 
 async def test_abort_ends_the_stream_with_the_tokens_so_far(engine: VllmEngine) -> None:
@@ -154,15 +172,20 @@ async def test_no_cached_prefix_survives_an_update(engine: VllmEngine, weights: 
 
 
 async def test_spans_agree_with_vllms_own_labels(engine: VllmEngine, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs: dict[str, list[tuple[str, int, int]]] = {}
-    original = engine._delta
+    theirs: dict[str, list[str]] = {}  # vLLM's own label of the step that drew each token
+    accounting = engine._accounting
+    assert accounting is not None
+    original = accounting.arrived
 
-    def watched(completion, ids, num_drawn, inner_id):  # type: ignore[no-untyped-def]
-        if completion.finish_reason is not None:
-            theirs[inner_id.rpartition("#")[0]] = [(s.version, s.start, s.end) for s in completion.weight_versions]
-        return original(completion, ids, num_drawn, inner_id)
+    def watched(outputs):  # type: ignore[no-untyped-def]
+        before = accounting.num_drawn()
+        result = original(outputs)
+        after = accounting.num_drawn()
+        for name in before.keys() & after.keys():
+            theirs.setdefault(name.rpartition("#")[0], []).extend([outputs.weight_version] * (after[name] - before[name]))
+        return result
 
-    monkeypatch.setattr(engine, "_delta", watched)
+    monkeypatch.setattr(accounting, "arrived", watched)
     samples = [Sample(engine, PROMPT, f"w{i}", temperature=1.0, max_new_tokens=200 + i, seed=i) for i in range(8)]
     for target in (20, 60):
         await asyncio.gather(*[sample.drawn(target) for sample in samples])
@@ -170,7 +193,8 @@ async def test_spans_agree_with_vllms_own_labels(engine: VllmEngine, weights: We
     await asyncio.gather(*[sample.task for sample in samples])
     for i, sample in enumerate(samples):
         assert sample.last is not None and len(sample.last.spans) == 3
-        assert [(str(s.version), s.start, s.end) for s in sample.last.spans] == theirs[f"w{i}"]
+        ours = [str(span.version) for span in sample.last.spans for _ in range(span.start, span.end)]
+        assert ours[:-1] == theirs[f"w{i}"]  # a request that ended is not counted any more: the last token is not seen here
 
 
 async def test_an_answer_read_only_after_an_update_is_labelled_with_what_drew_it(engine: VllmEngine, weights: Weights) -> None:
@@ -178,8 +202,9 @@ async def test_an_answer_read_only_after_an_update_is_labelled_with_what_drew_it
     version = await weights.stage()
     stream = engine.generate(PROMPT, SamplingSpec(temperature=1.0, max_new_tokens=12, seed=1), "late")
     deltas = [await anext(stream)]
+    assert engine._accounting is not None
     async with asyncio.timeout(10):
-        while engine._engine.output_processor.get_num_unfinished_requests():
+        while engine._accounting.num_drawn():
             await asyncio.sleep(0.01)
     await weights.commit(version)  # all twelve were drawn before, one has been read
     deltas += [delta async for delta in stream]

@@ -7,16 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from rollout_server.engine import SamplingSpec
-from rollout_server.spans import SpanTrack
-from rollout_server.vllm_engine import VllmEngine
+from rollout_server.vllm_drawing import part_of
 
 vllm = pytest.importorskip("vllm")
-
-
-def engine_with(track: str) -> VllmEngine:
-    engine = VllmEngine.__new__(VllmEngine)
-    engine._tracks = {track: SpanTrack(1)}
-    return engine
 
 
 @pytest.mark.parametrize("ids", [[382], [13], [382, 13]])
@@ -25,8 +18,8 @@ def test_the_log_prob_is_that_of_the_drawn_token_whatever_stands_first_in_the_ma
     # faults.md 43: {382: -4.20, 13: -0.70}
     values = {382: -4.20, 13: -0.70}
     answered = {token: SimpleNamespace(logprob=values[token]) for token in order}
-    completion = SimpleNamespace(logprobs=[answered] * len(ids), finish_reason=None)
-    assert engine_with("r#0")._delta(completion, ids, len(ids), "r#0").logprobs == [values[token] for token in ids]
+    completion = SimpleNamespace(token_ids=ids, logprobs=[answered] * len(ids), finish_reason=None)
+    assert part_of(completion) == (ids, [values[token] for token in ids], None)
 
 
 def test_neutral_parameters_are_stated_and_prompt_log_probs_are_never_asked_for() -> None:

@@ -45,7 +45,7 @@ class TakeBatchRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., policy_step: _Optional[int] = ..., leaving: _Optional[bool] = ..., rows_bytes: _Optional[int] = ...) -> None: ...
 
 class TableRow(_message.Message):
-    __slots__ = ("group_id", "sample_index", "reward", "usable", "unusable_reason", "num_prompt_tokens", "num_completion_tokens", "num_trained_tokens", "staleness", "owner", "truncated", "num_versions", "reward_parts", "data_set", "baseline")
+    __slots__ = ("group_id", "sample_index", "reward", "usable", "unusable_reason", "num_prompt_tokens", "num_completion_tokens", "num_trained_tokens", "staleness", "owner", "truncated", "num_versions", "reward_parts", "data_set", "baseline", "num_strands", "num_turns")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,8 @@ class TableRow(_message.Message):
     REWARD_PARTS_FIELD_NUMBER: _ClassVar[int]
     DATA_SET_FIELD_NUMBER: _ClassVar[int]
     BASELINE_FIELD_NUMBER: _ClassVar[int]
+    NUM_STRANDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TURNS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     reward: float
@@ -83,7 +85,9 @@ class TableRow(_message.Message):
     reward_parts: _containers.ScalarMap[str, float]
     data_set: str
     baseline: bool
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., usable: _Optional[bool] = ..., unusable_reason: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_trained_tokens: _Optional[int] = ..., staleness: _Optional[int] = ..., owner: _Optional[int] = ..., truncated: _Optional[bool] = ..., num_versions: _Optional[int] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., data_set: _Optional[str] = ..., baseline: _Optional[bool] = ...) -> None: ...
+    num_strands: int
+    num_turns: int
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., usable: _Optional[bool] = ..., unusable_reason: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_trained_tokens: _Optional[int] = ..., staleness: _Optional[int] = ..., owner: _Optional[int] = ..., truncated: _Optional[bool] = ..., num_versions: _Optional[int] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., data_set: _Optional[str] = ..., baseline: _Optional[bool] = ..., num_strands: _Optional[int] = ..., num_turns: _Optional[int] = ...) -> None: ...
 
 class FeedStats(_message.Message):
     __slots__ = ("trainer_wait_s", "replica_idle_share", "num_open", "num_waiting", "oldest_open_s", "num_dropped", "num_leased", "num_trained", "num_generated_tokens", "num_replicas", "tokens_by_staleness", "staleness_bound")

@@ -117,8 +117,34 @@ class Reward(_message.Message):
     scorer: str
     def __init__(self, score: _Optional[_Union[Score, _Mapping]] = ..., unscored: _Optional[_Union[Unscored, _Mapping]] = ..., scorer: _Optional[str] = ...) -> None: ...
 
+class Strand(_message.Message):
+    __slots__ = ("prompt_ids", "completion_ids", "logprobs", "loss_mask", "spans")
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    prompt_ids: PackedArray
+    completion_ids: PackedArray
+    logprobs: PackedArray
+    loss_mask: PackedArray
+    spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    def __init__(self, prompt_ids: _Optional[_Union[PackedArray, _Mapping]] = ..., completion_ids: _Optional[_Union[PackedArray, _Mapping]] = ..., logprobs: _Optional[_Union[PackedArray, _Mapping]] = ..., loss_mask: _Optional[_Union[PackedArray, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ...) -> None: ...
+
+class Turn(_message.Message):
+    __slots__ = ("strand", "start", "end", "reward")
+    STRAND_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    strand: int
+    start: int
+    end: int
+    reward: float
+    def __init__(self, strand: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
+
 class Trajectory(_message.Message):
-    __slots__ = ("group_id", "sample_index", "prompt_ids", "completion_ids", "logprobs", "loss_mask", "spans", "finish_reason", "reward", "unusable_reason", "replica_id", "text", "generate_s", "score_s")
+    __slots__ = ("group_id", "sample_index", "prompt_ids", "completion_ids", "logprobs", "loss_mask", "spans", "finish_reason", "reward", "unusable_reason", "replica_id", "text", "generate_s", "score_s", "more_strands", "turns", "own_prompt")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +159,9 @@ class Trajectory(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     GENERATE_S_FIELD_NUMBER: _ClassVar[int]
     SCORE_S_FIELD_NUMBER: _ClassVar[int]
+    MORE_STRANDS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    OWN_PROMPT_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     prompt_ids: PackedArray
@@ -147,4 +176,7 @@ class Trajectory(_message.Message):
     text: str
     generate_s: float
     score_s: float
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., prompt_ids: _Optional[_Union[PackedArray, _Mapping]] = ..., completion_ids: _Optional[_Union[PackedArray, _Mapping]] = ..., logprobs: _Optional[_Union[PackedArray, _Mapping]] = ..., loss_mask: _Optional[_Union[PackedArray, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[_Union[Reward, _Mapping]] = ..., unusable_reason: _Optional[str] = ..., replica_id: _Optional[str] = ..., text: _Optional[str] = ..., generate_s: _Optional[float] = ..., score_s: _Optional[float] = ...) -> None: ...
+    more_strands: _containers.RepeatedCompositeFieldContainer[Strand]
+    turns: _containers.RepeatedCompositeFieldContainer[Turn]
+    own_prompt: bool
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., prompt_ids: _Optional[_Union[PackedArray, _Mapping]] = ..., completion_ids: _Optional[_Union[PackedArray, _Mapping]] = ..., logprobs: _Optional[_Union[PackedArray, _Mapping]] = ..., loss_mask: _Optional[_Union[PackedArray, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[_Union[Reward, _Mapping]] = ..., unusable_reason: _Optional[str] = ..., replica_id: _Optional[str] = ..., text: _Optional[str] = ..., generate_s: _Optional[float] = ..., score_s: _Optional[float] = ..., more_strands: _Optional[_Iterable[_Union[Strand, _Mapping]]] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., own_prompt: _Optional[bool] = ...) -> None: ...

@@ -12,11 +12,12 @@ import pytest
 from deploy.audit.accounting import BASELINE, BOUND, SIZES, STALE, Accounting
 from deploy.audit.entry import Entry
 from deploy.audit.findings import Findings
+from deploy.audit.payload import check
 from deploy.audit.terms import Rules
 from learner.gateway.groups import Group, SampleFacts
 from learner.gateway.ledger import Ledger, Limits
 from learner.gateway.terms import Adaptive
-from protos.arrays import pack_floats, pack_ids
+from protos.arrays import pack_floats, pack_ids, pack_mask
 from protos.trajectory.v1alpha1 import trajectory_pb2
 from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulation
 
@@ -158,3 +159,19 @@ def test_actors_that_do_not_wait_for_the_least_version_are_found_out() -> None:
         except Broken:
             found += any(finding.rule == STALE for finding in audited(simulation).findings.found)
     assert found
+
+
+def test_the_strands_of_a_payload_are_counted_as_one_sample() -> None:
+    findings = Findings()
+    more = trajectory_pb2.Strand(completion_ids=pack_ids([1, 2]), logprobs=pack_floats([-1, -1]), loss_mask=pack_mask([0, 1]), spans=[trajectory_pb2.VersionSpan(version=8, start=0, end=2)])
+    score = trajectory_pb2.Reward(score=trajectory_pb2.Score(value=1.0))
+    whole = trajectory_pb2.Trajectory(
+        group_id="g00000001", sample_index=0, completion_ids=pack_ids([3]), logprobs=pack_floats([-1]), spans=[trajectory_pb2.VersionSpan(version=7, start=0, end=1)], reward=score,
+        finish_reason=trajectory_pb2.FINISH_REASON_STOP, more_strands=[more], prompt_ids=pack_ids([4]), own_prompt=True,
+    )  # fmt: skip
+    found = check(whole.SerializeToString(), (1, 0), None, b"other", "record 1", findings)
+    assert found is not None and found.usable and found.tokens == ((7, 1), (8, 1)) and not findings.found
+    del more.spans[:]
+    whole.more_strands[0].CopyFrom(more)
+    check(whole.SerializeToString(), (1, 0), None, b"other", "record 1", findings)
+    assert "strand 1: 2 tokens" in str(findings.found)

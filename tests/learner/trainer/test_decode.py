@@ -19,7 +19,7 @@ def header(made: list[Sample]) -> feed_pb2.BatchHeader:
 
 def test_a_sample_survives_the_wire() -> None:
     for sample in rig.samples(2, 3):
-        decoded = decode_sample(trajectory(sample))
+        (decoded,) = decode_sample(trajectory(sample))
         for name in ("prompt_ids", "completion_ids", "behaviour", "loss_mask"):
             assert torch.equal(getattr(decoded, name), getattr(sample, name))
 
@@ -27,7 +27,7 @@ def test_a_sample_survives_the_wire() -> None:
 def test_an_empty_mask_means_all_tokens() -> None:
     message = trajectory(rig.samples(1, 1)[0])
     message.ClearField("loss_mask")
-    assert bool(decode_sample(message).loss_mask.all())
+    assert bool(decode_sample(message)[0].loss_mask.all())
 
 
 def test_fewer_log_probs_than_ids_are_refused() -> None:

@@ -79,9 +79,10 @@ def test_a_sample_without_a_trained_token_makes_no_row() -> None:
     assert pack([sample([1], [2, 3], mask=[0, 0])], row_tokens=10, share_prefix=True) == []
 
 
-def test_different_prompts_in_one_group_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"samples 0 and 1 of group g.*share_prefix=false"):
-        pack([sample([1], [2]), sample([3], [2], index=1)], row_tokens=10, share_prefix=True)
+def test_samples_of_a_group_with_different_prompts_have_documents_of_their_own() -> None:
+    # prompts [1], [3], [1]: the first and the third share theirs, the second fits beside them
+    (row,) = pack([sample([1], [2, 4]), sample([3], [2], index=1), sample([1], [5, 6], index=2)], row_tokens=10, share_prefix=True)
+    assert row.ids.tolist() == [1, 2, 5, 3] and row.document.tolist() == [0, 0, 0, 1] and row.target.tolist() == [2, 4, 5, 6, 2]
 
 
 @settings(max_examples=50, deadline=None)
