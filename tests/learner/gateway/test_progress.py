@@ -111,7 +111,8 @@ async def told(actor: Actor, lease: pb.Lease, ids: list[int], *, start: int = 0,
     call = actor.stub.ReportProgress(timeout=20)
     await call.write(pb.ReportProgressRequest(run_id=run_id, lease_id=lease.lease_id, group_id=lease.group_id, part=message, digest_before=xxhash.xxh3_64_intdigest(pack_ids(before or []).data)))
     await call.done_writing()
-    return [answer async for answer in call][0]
+    [answer] = [answer async for answer in call]
+    return answer
 
 
 def parts_of(lease: pb.Lease) -> dict[int, tuple[list[int], int]]:
