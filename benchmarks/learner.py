@@ -135,7 +135,7 @@ def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: i
             notes["first_s"][key] = round(timed(work[key], device), 1)  # compiles
         _line.tell({"model": name, "first_s": notes["first_s"]})
         measures = {key: lambda key=key: timed(work[key], device) for key in ("ours", peer)}
-        pairs += _line.interleaved(measures, num_pairs=num_pairs, seen=lambda pair: _line.tell({"model": name, **pair}), until_s=until_s)  # type: ignore[arg-type]
+        pairs += _line.interleaved(measures, num_pairs=num_pairs, seen=lambda pair: _line.tell({"model": name, **pair}), until_s=until_s)
     notes["tokens_per_s"] = {key: round(num_tokens / statistics.median(seconds)) for key in work if (seconds := [pair[key] for pair in pairs if key in pair])}
     if device.type == "cuda":
         work["whole_logits"], work["plain"] = lambda: bare.with_whole_logits(packed[0], num_tokens), lambda: bare.plainly(max(padded, key=lambda batch: batch.ids.numel()), num_tokens)
