@@ -60,6 +60,19 @@ def move(policy: Policy) -> None:
             parameter.add_(0.125)
 
 
+def test_an_offloaded_one_is_on_the_device_for_its_passes_alone(folder: Path, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Policy, "to", lambda self, where: told.append(str(where)))
+    monkeypatch.setattr(Policy, "forward", lambda self, row: told.append("pass") or torch.zeros(row.num_targets))
+    rows = [[dummy_row(), dummy_row()]]
+    away = Companion(rig.policy(folder, mesh), following=Following(), device=torch.device("meta"), offload=True)
+    away.logprobs(rows)
+    assert told == ["cpu", "meta", "pass", "pass", "cpu"]
+    told.clear()
+    Companion(rig.policy(folder, mesh), following=Following(), device=torch.device("meta"), offload=False).logprobs(rows)
+    assert told == ["pass", "pass"]
+
+
 @pytest.mark.parametrize(("following", "expected"), [({}, [0.0, 0.0]), ({"every_steps": 2}, [0.0, 0.25]), ({"decay": 0.5}, [0.0625, 0.15625])])
 def test_it_follows_the_policy_as_told(following: dict[str, Any], expected: list[float], folder: Path, mesh: DeviceMesh) -> None:
     # the policy moves by .125 a step; ema .5: .0625, then .0625 / 2 + .25 / 2 = .15625
