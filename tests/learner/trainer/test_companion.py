@@ -19,7 +19,7 @@ from learner.trainer.companions import followed, load_companions
 from learner.trainer.model import Policy, load_policy
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
-from learner.trainer.packing import WeightedSample, dummy_row, pack
+from learner.trainer.packing import Row, WeightedSample, dummy_row, pack
 from learner.trainer.tally import StepResult
 from learner.trainer.update import train_step
 from learner.trainer.world import World
@@ -63,7 +63,12 @@ def move(policy: Policy) -> None:
 def test_an_offloaded_one_is_on_the_device_for_its_passes_alone(folder: Path, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(Policy, "to", lambda self, where: told.append(str(where)))
-    monkeypatch.setattr(Policy, "forward", lambda self, row: told.append("pass") or torch.zeros(row.num_targets))
+
+    def passed(self: Policy, row: Row) -> torch.Tensor:
+        told.append("pass")
+        return torch.zeros(row.num_targets)
+
+    monkeypatch.setattr(Policy, "forward", passed)
     rows = [[dummy_row(), dummy_row()]]
     away = Companion(rig.policy(folder, mesh), following=Following(), device=torch.device("meta"), offload=True)
     away.logprobs(rows)
