@@ -79,7 +79,7 @@ def test_samples_of_a_killed_replica_are_drawn_on_by_another_from_their_last_rep
             sampling={"group_size": 4, "max_new_tokens": 400}, lease={"report_every_tokens": EVERY_TOKENS}, checkpoint={"every_steps": 1, "keep": 1000},
             push={"collective_timeout_s": 30, "deadline_s": 60, "prepare_s": 10},
         )  # fmt: skip
-        settings = {"engine": "vllm", "max_model_len": 512, "max_num_seqs": 8, "in_flight": "recompute"}
+        settings: dict[str, Any] = {"engine": "vllm", "max_model_len": 512, "max_num_seqs": 8, "in_flight": "recompute"}
         run.start_rollout("doomed", **settings)
         wait_for("the first replica to serve", partial(serving, run, "doomed"), limit_s=240)
         run.wait_steps(1, limit_s=240)
