@@ -27,6 +27,7 @@ class RolloutConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: Count = 2048
     max_num_seqs: Count = Field(64, description="samples drawn at once")
+    concurrency: Literal["adaptive", "fixed"] = Field("adaptive", description="how many samples of a learner's are drawn at once: by the KV cache, preemptions and queue that the engine tells of, up to max_num_seqs; or always max_num_seqs")
     kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="KV cache on CPU; on a GPU gpu_memory_fraction decides")
     gpu_memory_fraction: float = Field(0.9, gt=0, le=1)
     block_size: int = Field(32, ge=1, description="KV block in tokens; small prompts reuse prefixes only with small blocks")
@@ -43,6 +44,7 @@ class RolloutConfig(BaseModel):
     mirror_dir: str = Field("/dev/shm", description="where fetched weights lie: as much room as the model in its served dtype")
     deltas: bool = Field(True, description="fetch only what has changed since the version that lies in mirror_dir")
     peers: bool = Field(False, description="fetch from replicas that the learner names, and serve others: what was fetched is kept")
+    stall_s: float = Field(300.0, gt=0, description="seconds without a token while requests run, after which the engine counts as wedged and is restarted; longer than its longest prefill")
     exit_when_finished: bool = Field(True, description="leave with 0 when the learner says the run is over")
     security: SecurityConfig = SecurityConfig()
     score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")

@@ -175,7 +175,7 @@ class Membership:
         replica, stats = self._replica, self._replica.engine.stats()
         return pb.Heartbeat(
             state=replica.state, loaded_version=replica.engine.loaded_version, num_running=stats.num_running,
-            num_free=max(0, replica.max_num_seqs - stats.num_running),
+            num_free=max(0, replica.limit - stats.num_running),
             num_tokens=stats.num_tokens, idle_s=stats.idle_s,
         )  # fmt: skip
 

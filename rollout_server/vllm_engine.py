@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rollout_server import vllm_setup
 from rollout_server.config import RolloutConfig
@@ -26,6 +27,7 @@ from rollout_server.engine import (
     SamplingSpec,
     check_prompt,
 )
+from rollout_server.latency import Latency
 from rollout_server.spans import SpanTrack
 from rollout_server.vllm_accounting import Accounting
 from rollout_server.vllm_drawing import Part, by_columns, by_objects
@@ -33,6 +35,7 @@ from rollout_server.vllm_intake import Intake
 from rollout_server.vllm_updates import VllmUpdates
 
 logger = logging.getLogger("headrace.rollout.vllm")
+_STOPPED = "the engine was stopped while the request ran; make it again"
 
 
 class VllmEngine(VllmUpdates):
@@ -94,23 +97,40 @@ class VllmEngine(VllmUpdates):
         logger.info("updates are applied by %s", f"the engine's loader: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
 
     async def stop(self) -> None:
-        engine, self._engine, self._accounting = self._engine, None, None
+        engine, accounting, self._engine, self._accounting = self._engine, self._accounting, None, None
         if engine is not None:
+            assert accounting is not None
+            self._give_up(engine, accounting)
             if engine.output_handler is not None:
                 engine.output_handler.cancel()  # else it reports the end of its process as a failure
             await asyncio.get_running_loop().run_in_executor(self._starter, engine.shutdown)
             engine.shutdown = lambda *_, **__: None  # its destructor calls it again, at a time when the interpreter has taken the modules away
+
+    def _give_up(self, engine: Any, accounting: Accounting) -> None:
+        """Whoever waits for a token is told; nobody else would, once the engine's process is gone by our own doing."""
+        accounting.fail(_STOPPED)
+        engine.output_processor.propagate_error(EngineUnavailableError(_STOPPED))
 
     async def check(self) -> None:
         if self._engine is None or self._engine.errored:
             raise EngineUnavailableError("the engine's process is not running")
 
     def stats(self) -> EngineStats:
-        stats = self._meter.stats()
-        if self._accounting is None or self._accounting.scheduler is None:
+        """Of the scheduler, what it told at its newest step."""
+        stats, accounting = self._meter.stats(), self._accounting
+        if accounting is None:
             return stats
-        seen = self._accounting.scheduler
-        return replace(stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=self._accounting.num_preempted)
+        stats = replace(stats, num_drawn=accounting.num_arrived)
+        if (seen := accounting.scheduler) is None:
+            return stats
+        return replace(
+            stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=accounting.num_preempted,
+            num_prefix_tokens=accounting.num_prefix_tokens, num_prefix_hit_tokens=accounting.num_prefix_hit_tokens,
+        )  # fmt: skip
+
+    @property
+    def latency(self) -> Latency:
+        return self._accounting.latency if self._accounting is not None else Latency()
 
     # --- drawing
 

@@ -73,8 +73,8 @@ class Intake(Accounting):
         self.admit(name, stream.engine_id)
         try:
             await self._engine.engine_core.add_request_async(request)
-        except BaseException:
-            self._leave(stream)
+        except BaseException:  # a cancelled task among them: the engine may have got it all the same
+            await self.close(stream)
             raise
         return stream
 
@@ -93,7 +93,7 @@ class Intake(Accounting):
 
     def arrived(self, outputs: Any) -> bool:
         if isinstance(outputs, BaseException):
-            self._fail(f"the engine's process is gone: {type(outputs).__name__}: {outputs}")
+            self.fail(f"the engine's process is gone: {type(outputs).__name__}: {outputs}")
             return True
         rest = []
         for output in outputs.outputs:
@@ -145,9 +145,9 @@ class Intake(Accounting):
     def _leave(self, stream: Stream) -> None:
         """From here on nothing more is taken for it."""
         self._streams.pop(self._by_id.pop(stream.engine_id, 0), None)
-        self._drawn.pop(stream.name, None)
+        self._settle(stream.name)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         for stream in list(self._streams.values()):
             stream.error = why
             stream.ready.set()

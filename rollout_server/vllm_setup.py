@@ -88,7 +88,7 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool, colum
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # of exactly the distribution that was sampled from
         "generation_config": "vllm",  # the model's own never leaks in
-        "disable_log_stats": not config.metrics_address,
+        "disable_log_stats": not (config.metrics_address or config.learner),  # figures, and how many are drawn at once
         "worker_extension_cls": "rollout_server.worker.WorkerExtension",
         **({"scheduler_cls": "rollout_server.vllm_scheduler.scheduler"} if columns else {}),
         **memory,

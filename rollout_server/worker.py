@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from protos import faultpoints
 from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.adapter import MergedStaging
 from protos.weights.ipc import visible_devices
@@ -61,6 +62,8 @@ class WorkerExtension:
     def headrace_prepare(self, folder: str, shapes: dict[str, list[int]], flat: bool) -> str:
         """Settles how updates are applied: "" for copies straight into the parameters, else why by the engine's loader. `shapes`: of
         the folder's tensors by name."""
+        if faultpoints.planted():
+            _pass_the_point(self.model_runner)
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
@@ -144,6 +147,17 @@ class WorkerExtension:
         if not hasattr(self, "_headrace_landed"):
             self._headrace_landed = Landing(self.device)
         return self._headrace_landed
+
+
+def _pass_the_point(model_runner: Any) -> None:
+    """Each step passes `engine_step` first; only where a test has planted a fault."""
+    execute = model_runner.execute_model
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        faultpoints.point("engine_step")
+        return execute(*args, **kwargs)
+
+    model_runner.execute_model = passing
 
 
 def _tensor_parallel() -> tuple[int, int]:
