@@ -62,7 +62,7 @@ class SmallEngine:
         self._info: EngineInfo | None = None
         self._loaded_version = 0
         self._meter = Meter()
-        self._num_drawn = 0
+        self._num_drawn = 0  # counted by the drawing thread alone
         self.latency = Latency()
         self._wake = threading.Condition()
         self._requests: list[Request] = []

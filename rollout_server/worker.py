@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from protos import faultpoints
+from protos import faultpoints, stacks
 from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.adapter import MergedStaging
 from protos.weights.ipc import visible_devices
@@ -25,6 +25,7 @@ from rollout_server.checkpoint import stored
 from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
 
 die_with_multiprocessing_parent()
+stacks.answering()
 
 _VOCABULARY_LAYERS = ("ParallelLMHead", "VocabParallelEmbedding")
 
@@ -62,11 +63,12 @@ class WorkerExtension:
     def headrace_prepare(self, folder: str, shapes: dict[str, list[int]], flat: bool) -> str:
         """Settles how updates are applied: "" for copies straight into the parameters, else why by the engine's loader. `shapes`: of
         the folder's tensors by name."""
-        if faultpoints.planted():
+        if faultpoints.planted() and not hasattr(self, "_headrace_landed"):
             _pass_the_point(self.model_runner)
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
-        self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
+        if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
+            self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
         self._headrace_flat = None
         self._headrace_folder, self._headrace_shapes = Path(folder), shapes
         try:

@@ -14,7 +14,7 @@ def load(**values: Any) -> Load:
     return Load(**{"num_running": 16, "num_waiting": 0, "kv_use": 0.5, "num_preempted": 0, "want": 1, **values})
 
 
-AT_16 = {"limit": 16.0, "most": 128}
+AT_16: Any = {"limit": 16.0, "most": 128}
 TABLE = [
     # all 16 places taken, no sign of too much, 8 ended: 16 + 8, and 16 + 8 / 2 once there was a sign
     ("steep", Window(**AT_16), load(num_ended=8), 24.0),
