@@ -32,6 +32,10 @@ class RolloutConfig(BaseModel):
     gpu_memory_fraction: float = Field(0.9, gt=0, le=1)
     block_size: int = Field(32, ge=1, description="KV block in tokens; small prompts reuse prefixes only with small blocks")
     tensor_parallel: Count = 1
+    pipeline_parallel: Count = Field(1, description="parts of the layers, one after the other; tensor_parallel x pipeline_parallel workers an engine")
+    engines: Count = Field(1, description="engines of this server, each with its own scheduler process and GPUs; requests are spread by load, an update reaches all")
+    quantization: str = Field("", description="the engine's own online quantization of weights, by vLLM's name (fp8, int8_per_channel_weight_only, ...): updates are quantized as they are loaded; empty: served in dtype")
+    kv_cache_dtype: str = Field("auto", description="of the KV cache, by vLLM's name (fp8, ...); auto: dtype")
     enforce_eager: bool = True
     fast_path: bool = Field(True, description="take tokens and log-probs out of vLLM a step at a time for all requests (docs/rollout.md); versions on which that is not tested go vLLM's own way, with a warning. False: always vLLM's own way")
     delta_interval_s: float = Field(0.05, ge=0, le=10, description="least time between two messages of one stream, first and last excepted; 0: a message a token. With the fast path only")
@@ -54,4 +58,16 @@ class RolloutConfig(BaseModel):
     def _contradictions(self) -> RolloutConfig:
         if self.learner and not self.rewards:
             raise ValueError(f"learner={self.learner} without rewards: samples for a learner must be scored; give the address of at least one reward server")
+        if self.engine == "small":
+            self._check_small()
         return self
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all engines, each with a part of the model."""
+        return self.tensor_parallel * self.pipeline_parallel * self.engines
+
+    def _check_small(self) -> None:
+        neutral = {"tensor_parallel": 1, "pipeline_parallel": 1, "quantization": "", "kv_cache_dtype": "auto"}
+        if wrong := [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]:
+            raise ValueError(f"engine=small knows no {', '.join(wrong)}; take engine: vllm, or leave them out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 KEPT = 512  # requests that quantiles are taken of
 QUANTILES = (0.5, 0.95, 0.99)
@@ -26,6 +26,18 @@ class Latency:
         self.total_first_token_s = 0.0
         self.num_gaps = 0
         self.total_gap_s = 0.0
+
+    @classmethod
+    def of(cls, several: Sequence[Latency]) -> Latency:
+        """Of several engines together."""
+        whole = cls()
+        whole.first_token_s.extend(value for each in several for value in each.first_token_s)
+        whole.inter_token_s.extend(value for each in several for value in each.inter_token_s)
+        whole.num_first_tokens = sum(each.num_first_tokens for each in several)
+        whole.total_first_token_s = sum(each.total_first_token_s for each in several)
+        whole.num_gaps = sum(each.num_gaps for each in several)
+        whole.total_gap_s = sum(each.total_gap_s for each in several)
+        return whole
 
     def first_token(self, waited_s: float) -> None:
         self.first_token_s.append(waited_s)

@@ -54,7 +54,7 @@ class Service:
         self._incarnation = time.time_ns()
         self._address_file = address_file
         self._stopping = asyncio.Event()
-        self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs, stall_s=config.stall_s, adapts=config.concurrency == "adaptive" and config.engine == "vllm")  # the other tells nothing to adapt to
+        self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs * config.engines, stall_s=config.stall_s, adapts=config.concurrency == "adaptive" and config.engine == "vllm")  # the other tells nothing to adapt to
         self.actor: Actor | None = None
         self._security = resolve(config.security, address=config.address)
         self.mirror = Mirror(Path(config.mirror_dir) / f"{PREFIX}{self._replica_id}-{self._incarnation}")
@@ -244,7 +244,7 @@ class Service:
             base_weights_digest=identity.weights_digest(self._folder), tokenizer_digest=identity.tokenizer_digest(self._folder),
             template_digest=identity.template_digest(self._folder), address=self.address, transports=self._transports(),
             served_dtype=self._config.dtype, max_model_len=info.max_model_len, engine=info.name, device_uuid=info.device_uuid,
-            serves_weights=self._config.peers, num_workers=self._config.tensor_parallel, worker_device_uuids=info.worker_device_uuids, visible_device_uuids=info.visible_device_uuids,
+            serves_weights=self._config.peers, num_workers=self._config.num_workers, worker_device_uuids=info.worker_device_uuids, visible_device_uuids=info.visible_device_uuids,
         )  # fmt: skip
 
     def _transports(self) -> list[learner_pb2.Transport]:

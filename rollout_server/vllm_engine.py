@@ -41,8 +41,10 @@ _STOPPED = "the engine was stopped while the request ran; make it again"
 class VllmEngine(VllmUpdates):
     """One AsyncLLM. `start` may be called again after `stop`, or after the engine died."""
 
-    def __init__(self, config: RolloutConfig, folder: Path, *, commit_timeout_s: float = 300.0) -> None:
+    def __init__(self, config: RolloutConfig, folder: Path, *, commit_timeout_s: float = 300.0, number: int = 0) -> None:
+        """number: of a server's several engines, which this is; it decides on which GPUs its processes run."""
         super().__init__(config, folder, commit_timeout_s=commit_timeout_s)
+        self._number = number
         self._info: EngineInfo | None = None
         self._meter = Meter()
         # One thread for the engine's whole life: its processes die with the thread that made them.
@@ -60,12 +62,13 @@ class VllmEngine(VllmUpdates):
         """Raises ValueError for arguments that vLLM refuses, RuntimeError when its processes do not come up."""
         version = vllm_setup.vllm_version()
         on_gpu = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.has_gpu)
+        vllm_setup.check_quantization(self._config, self._folder)
         vllm_setup.prepare_environment(self._config, on_gpu=on_gpu)
         slow_reason = vllm_setup.no_columns(self._config, version)
         arguments = vllm_setup.engine_arguments(self._config, self._folder, on_gpu=on_gpu, columns=not slow_reason)
         self._loaded_version = 0
         self._tracks.clear()
-        self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments)
+        self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments, vllm_setup.devices(self._config, self._number) if on_gpu else "")
         # What was made so far lives as long as the engine: a full collection over it (hundreds of thousands of objects of torch, transformers
         # and vLLM) would hold up every stream each time. vLLM does the same in its own processes.
         gc.collect()

@@ -106,7 +106,8 @@ class Intake(Accounting):
                 rest.append(output)
         self.num_steps += bool(outputs.outputs) and not rest
         outputs.outputs = rest
-        return super().arrived(outputs) and bool(rest or outputs.scheduler_stats)
+        # What is of no request of vLLM's front end is not queued for it: its handler runs only once it has had a request, and nobody else reads.
+        return super().arrived(outputs) and bool(rest)
 
     def _step(self, columns: Sequence[Any]) -> None:
         """One step's rows, to the streams that still want them."""

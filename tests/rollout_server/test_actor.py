@@ -197,7 +197,7 @@ async def test_a_drain_order_and_a_stop_finish_what_runs_and_say_goodbye(
             learner.order(pb.AttendResponse(drain=pb.DrainOrder(grace_s=10)))
         else:
             running.service.stop()
-        await asyncio.wait_for(running.serving, 15)
+        await asyncio.wait_for(running.serving, 60)
         assert len(learner.submitted) == 2 and learner.goodbyes == number + 1
 
 

@@ -63,7 +63,7 @@ class Emulated:
         self.blocks, self.mean_steps, self.rng = blocks, mean_steps, random.Random(1)
         self.running: list[list[int]] = []  # [held, wanted]
         self.queue: list[list[int]] = []
-        self.num_preempted = self.num_done = 0
+        self.num_preempted = self.num_done = self.num_drawn = 0
 
     @property
     def free(self) -> int:
@@ -72,17 +72,24 @@ class Emulated:
     def step(self, limit: int) -> None:
         while len(self.running) + len(self.queue) < limit:
             self.queue.append([0, self.rng.randint(1, 2 * self.mean_steps)])
-        while self.queue and self.free > self.queue[0][0]:
+        num_new = 0
+        while self.queue and self.free > self.queue[0][0] and num_new < 8:  # what is computed anew bounds a step
             self.running.append(self.queue.pop(0))
+            self.running[-1][0] += 1
+            num_new += 1
         for request in list(self.running):
-            if self.free == 0:
-                self.num_preempted += 1
-                self.queue.insert(0, self.running.pop())
-            if any(request is other for other in self.running):
+            if any(request is other for other in self.running) and (self.free > 0 or self._preempts(request)):
                 request[0] += 1
+                self.num_drawn += 1
                 if request[0] > request[1]:
                     self.running.remove(request)
                     self.num_done += 1
+
+    def _preempts(self, request: list[int]) -> bool:
+        """The newest gives way; whether that is another one."""
+        self.num_preempted += 1
+        self.queue.insert(0, self.running.pop())
+        return self.queue[0] is not request
 
 
 def steps(engine: Emulated, limit: int, count: int) -> Emulated:
@@ -104,9 +111,9 @@ def test_it_settles_near_what_the_cache_bears_with_few_preemptions() -> None:
             num_preempted=engine.num_preempted - before, num_ended=engine.num_done - ended,
         ))  # fmt: skip
     greedy = steps(Emulated(400, 20), 256, 2400)
-    best = max(steps(Emulated(400, 20), fixed, 2400).num_done for fixed in (16, 24, 32, 48))
+    best = max(steps(Emulated(400, 20), fixed, 2400).num_drawn for fixed in (16, 24, 32, 48))
     per_request = (engine.num_preempted - late[0]) / (engine.num_done - late[1])
-    print({"limit": window.limit, "done": engine.num_done, "best_fixed": best, "preempted_per_request": per_request, "all_at_once": greedy.num_preempted / greedy.num_done})
+    print({"limit": window.limit, "drawn": engine.num_drawn, "best_fixed": best, "preempted_per_request": per_request, "all_at_once": greedy.num_preempted / greedy.num_done})
     assert 14 <= window.limit <= 40
-    assert engine.num_done >= 0.85 * best
-    assert per_request <= 0.4 and greedy.num_preempted > greedy.num_done
+    assert engine.num_drawn >= 0.85 * best
+    assert per_request <= 0.3 and greedy.num_preempted / greedy.num_done > 2 * per_request
