@@ -104,6 +104,10 @@ class Engines:
             return homes[-1]
         return min(range(len(self._engines)), key=self._running.__getitem__)
 
+    def drawn(self, request_id: str, start: int = 0) -> Delta | None:
+        found = (engine.drawn(request_id, start) for engine in self._engines)
+        return next((delta for delta in found if delta is not None), None)
+
     async def abort(self, request_id: str) -> None:
         await self._all(lambda engine: engine.abort(request_id))
 

@@ -27,6 +27,7 @@ class Request:
     track: SpanTrack
     deltas: asyncio.Queue[Delta | Exception]
     loop: asyncio.AbstractEventLoop
+    logprobs: list[float] = field(default_factory=list)  # of what was drawn
     cache: Any = None  # KV of tokens[:-1]; None: nothing computed, or thrown away by an update
     stop: Finish | None = None
     begun_s: float = field(default_factory=time.monotonic)  # when it came; from its first token on when that was drawn
