@@ -12,6 +12,7 @@ Chosen by `engine: small` only, never by itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -44,6 +45,7 @@ from rollout_server.small_request import Request, deltas_of
 from rollout_server.spans import SpanTrack
 from rollout_server.weights.driver import CommitError, CommitTimes
 
+logger = logging.getLogger("headrace.rollout.small")
 Result = TypeVar("Result")
 _POLL_S = 0.005
 _JOIN_S = 5.0  # for the step thread to end; one that hangs is left behind
@@ -250,8 +252,8 @@ class SmallEngine:
         try:
             self._steps()
         except Exception as error:
+            logger.exception("the step thread ends")
             self._fail(EngineUnavailableError(f"the engine died: {type(error).__name__}: {error}"))
-            raise
 
     def _fail(self, error: EngineUnavailableError) -> None:
         with self._wake:
