@@ -16,11 +16,12 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import mistakes, rpc
+from protos import logs, mistakes, rpc
 from protos.exporting import Exporter
 from protos.resources import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
 from protos.security import resolve
+from protos.settings import load_yaml
 from reward_server import wiring
 from reward_server.config import RewardConfig
 from reward_server.metrics import FIGURES, Seen
@@ -36,7 +37,7 @@ USER_MISTAKE = 2
 def load_config(path: Path) -> RewardConfig:
     """The configuration in a file. Raises ValueError, one line for each mistake: file, key, value, rule."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = load_yaml(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -108,8 +109,8 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON of RewardConfig")
     parser.add_argument("--address-file", type=Path, help="written with host:port once it serves")
     options = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
+        logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         uvloop.run(serve(load_config(options.config), options.address_file, lambda: load_config(options.config)))
     except ValueError as error:
         for line in str(error).splitlines():

@@ -17,8 +17,9 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import faultpoints, mistakes
+from protos import faultpoints, logs, mistakes
 from protos.identity import resolve_model
+from protos.settings import load_yaml
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
 
@@ -26,7 +27,7 @@ from rollout_server.engine import Engine
 def load_config(path: Path) -> RolloutConfig:
     """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = load_yaml(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -78,8 +79,8 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of RolloutConfig")
     parser.add_argument("--address-file", type=Path, help="gets host:port once the service listens")
     arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
+        logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         faultpoints.check()
         uvloop.run(serve(load_config(arguments.config), arguments.address_file))
     except ValueError as error:

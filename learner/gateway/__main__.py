@@ -47,8 +47,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT) if arguments.supervised else ():
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(os.getppid())
-    log_to_stderr()
     try:
+        log_to_stderr()
         faultpoints.check()
         uvloop.run(serve(read_config(arguments.config), endings))
     except (ValueError, FileNotFoundError, JournalDamaged) as error:
