@@ -23,6 +23,7 @@ from deploy.mistakes import Mistakes, of_validation
 from learner.config import LearnerConfig, Section
 from protos.security import SecurityConfig
 from protos.settings import load_yaml
+from protos.stacks import RUN_VARIABLE
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -72,6 +73,7 @@ class Observability(Section):
     """How a run is watched (docs/operating.md)."""
 
     metrics: bool = Field(True, description="every service tells its figures on a port of its own, and run_dir/prometheus.yml says where")
+    scrape_s: float = Field(5.0, ge=0.1, description="how often Prometheus asks every service, as run_dir/prometheus.yml tells it")
     host: str = Field("127.0.0.1", min_length=1, description="where these ports listen; others than this machine reach them only under `security`")
 
 
@@ -126,9 +128,10 @@ class RunFile(Section):
 
     def environment(self) -> dict[str, str]:
         """Variables that every process of the run gets."""
+        own = {RUN_VARIABLE: str(self.run_dir.resolve())}
         if self.cluster is None:
-            return {}
-        return {**self.cluster.communication.environment(), "HEADRACE_LOG_LEVEL": self.cluster.logging.level}
+            return own
+        return {**own, **self.cluster.communication.environment(), "HEADRACE_LOG_LEVEL": self.cluster.logging.level}
 
 
 def load(path: Path, *, overrides: dict[str, Any] | None = None) -> RunFile:

@@ -9,12 +9,13 @@ from typing import Any
 
 import yaml
 
+from deploy.prometheus.generate import rules
 from deploy.schema import RunFile
 from deploy.services import write_atomically
+from learner.watch.expressions import duration
 from protos.security import SecurityConfig
 
-RULES = Path(__file__).with_name("prometheus") / "rules.yml"
-INTERVAL = "5s"
+REFRESH = "5s"  # of the file with the targets
 HEAD = "# Written at each launch. Try it: prometheus --config.file=THIS_FILE --storage.tsdb.path=/tmp/prometheus\n"
 NO_FILE = "# security.token_env names a variable, which Prometheus does not read: name a file with security.token_file, or it is refused.\n"
 
@@ -26,21 +27,21 @@ def write_scraping(run: RunFile, services: Mapping[str, str]) -> Path | None:
         return None
     folder = run.run_dir / "prometheus"
     write_atomically(folder / "targets.json", json.dumps(targets, indent=2) + "\n")
-    write_atomically(folder / "rules.yml", RULES.read_text())
+    write_atomically(folder / "rules.yml", rules(run.learner.alarms))
     file = run.run_dir / "prometheus.yml"
-    write_atomically(file, configuration(run.security))
+    write_atomically(file, configuration(run.security, run.observability.scrape_s))
     return file
 
 
-def configuration(security: SecurityConfig) -> str:
+def configuration(security: SecurityConfig, scrape_s: float = 5.0) -> str:
     """prometheus.yml; paths in it are seen from its own folder, but for those of secrets."""
-    job: dict[str, Any] = {"job_name": "headrace", "file_sd_configs": [{"files": ["prometheus/targets.json"], "refresh_interval": INTERVAL}]}
+    job: dict[str, Any] = {"job_name": "headrace", "file_sd_configs": [{"files": ["prometheus/targets.json"], "refresh_interval": REFRESH}]}
     if security.certificate is not None:
         job |= {"scheme": "https", **({"tls_config": {"ca_file": str(security.ca.absolute())}} if security.ca else {})}
     if security.token_file is not None:
         job["authorization"] = {"credentials_file": str(security.token_file.absolute())}
     content = {
-        "global": {"scrape_interval": INTERVAL, "evaluation_interval": INTERVAL},
+        "global": {"scrape_interval": duration(scrape_s), "evaluation_interval": duration(scrape_s)},
         "rule_files": ["prometheus/rules.yml"],
         "scrape_configs": [job],
     }

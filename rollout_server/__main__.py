@@ -17,7 +17,7 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import faultpoints, logs, mistakes
+from protos import faultpoints, logs, mistakes, stacks
 from protos.identity import resolve_model
 from protos.settings import load_yaml
 from rollout_server.config import RolloutConfig
@@ -79,6 +79,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of RolloutConfig")
     parser.add_argument("--address-file", type=Path, help="gets host:port once the service listens")
     arguments = parser.parse_args()
+    stacks.answering()
     try:
         logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         faultpoints.check()

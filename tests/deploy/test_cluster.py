@@ -17,6 +17,7 @@ from deploy.cluster.memory import GIB
 from deploy.cluster.shape import counted
 from deploy.mistakes import Mistakes
 from deploy.schema import load, parse, with_overrides
+from protos.stacks import RUN_VARIABLE
 
 SIZES = {"parameters_b": 4.0, "layers": 36, "hidden": 2560, "heads": 32, "kv_heads": 8, "head_width": 128, "vocab": 150_000}
 
@@ -123,7 +124,7 @@ def test_weights_of_a_folder_are_counted() -> None:
 
 def test_communication_becomes_the_environment_of_every_process(content: dict[str, Any]) -> None:
     run = parse(content, where="x", overrides={"cluster.communication": {"rdma_enabled": False, "interface": "eth1", "nccl": {"NCCL_DEBUG": "INFO", "NCCL_NTHREADS": 256}}})
-    assert run.environment() == {
+    assert {name: value for name, value in run.environment().items() if name != RUN_VARIABLE} == {
         "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth1", "NCCL_DEBUG": "INFO", "NCCL_NTHREADS": "256", "HEADRACE_LOG_LEVEL": "info",
     }  # fmt: skip
     with pytest.raises(ValueError, match="both say the same thing"):
@@ -135,7 +136,7 @@ def test_communication_becomes_the_environment_of_every_process(content: dict[st
 def test_a_run_file_without_a_cluster_is_as_before(content: dict[str, Any]) -> None:
     old = {key: value for key, value in content.items() if key not in ("cluster", "roles")}
     run = parse(old, where="x")
-    assert (run.rollout.replicas, run.learner.trainer.ranks, run.environment()) == (1, 1, {})
+    assert (run.rollout.replicas, run.learner.trainer.ranks, list(run.environment())) == (1, 1, [RUN_VARIABLE])
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_an_interface_that_is_not_there_is_found(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_nearly_full_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100 << 20))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=100 << 20))
     (found,) = run_file.findings(a_file(tmp_path))
     assert found == f"run_dir={tmp_path / 'run'}: 100 MiB are free on its disk, journal and checkpoints need 10240 MiB or more: make room, or put run_dir elsewhere"
 
