@@ -81,7 +81,8 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"placement": {"learner_gpus": [0]}}, ["placement: roles say who sees which GPU; remove placement"]),
     ({"learner.trainer.ranks": 8}, ["learner.trainer.ranks=8 and roles say 4", "remove learner.trainer.ranks"]),
     ({"rollout.scale": {"least": 1, "most": 3}}, ["rollout.scale.most=3 and roles.rollout.parallelism.data=2"]),
-    ({"rollout.gpu_memory_fraction": 0.1}, ["rollout.gpu_memory_fraction=0.1: the KV cache would have room for", "less than one sample of rollout.max_model_len=4096"]),
+    # 0.072 x 80 - 3.73 - 2 = 0.03 GiB, of 72 KiB a token and GPU: a few hundred tokens.
+    ({"rollout.gpu_memory_fraction": 0.072}, ["rollout.gpu_memory_fraction=0.072: the KV cache would have room for", "less than one sample of rollout.max_model_len=4096"]),
     # 4 B of bfloat16 on 2 GPUs are 3.7 GiB; 0.98 x 80 and these for staging are 82.
     ({"rollout.gpu_memory_fraction": 0.98}, ["cluster.gpu_groups.sample: a GPU would have to hold about 82 GiB and has 80", "0.98 x 80 - 3.7", "smaller rollout.gpu_memory_fraction"]),
 ]  # fmt: skip
