@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_the_best_division_is_the_one_where_both_sides_take_about_as_long(job: J
     best = splits(job, 8)[0]
     assert (best.ranks, best.replicas) == (4, 4)
     assert all(split.step_s >= best.step_s for split in splits(job, 8))
-    assert not any(split.ranks == 1 for split in splits(job, 8)), "16 B x 4.02 B on one GPU of 80 GiB, with activations and buckets, does not fit beside a gathered model"
+    # one rank: 16 B x 4.02e9 (60 GiB), two gathered layers, activations, buckets and CUDA: 68 GiB
+    assert 1 in [split.ranks for split in splits(job, 8)] and 1 not in [split.ranks for split in splits(replace(job, gpu_gib=64.0), 8)]
 
 
 def test_the_words_say_that_it_is_an_estimate(job: Job) -> None:
