@@ -25,7 +25,7 @@ from deploy.doctor.machine import Machine
 from deploy.mistakes import Mistakes
 from deploy.schema import load
 from deploy.status import fetch
-from protos.learner.v1alpha1 import learner_pb2
+from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.rpc import Security, Server
 
@@ -259,7 +259,7 @@ def test_a_stale_replica_is_found() -> None:
 
 
 async def test_a_wrong_token_is_told_from_a_learner_that_is_not_there() -> None:
-    server = Server("127.0.0.1:0", [], Security(token="right"))
+    server = Server("127.0.0.1:0", [lambda s: learner_pb2_grpc.add_LearnerServiceServicer_to_server(learner_pb2_grpc.LearnerServiceServicer(), s)], Security(token="right"))
     await server.start()
     await server.ready()
     try:
