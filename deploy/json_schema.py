@@ -1,13 +1,11 @@
-"""The JSON schema of a run file, for editors. `python -m deploy.json_schema` writes deploy/run-file.schema.json, which a test keeps fresh."""
+"""The JSON schema of a run file, for editors: `headrace schema`."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from deploy.schema import RunFile
 
-FILE = Path(__file__).with_name("run-file.schema.json")
 SHARED = ("run_dir", "model")  # said once at the top of a file, and filled in below
 
 
@@ -19,7 +17,3 @@ def text() -> str:
         if not section["required"]:
             del section["required"]
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Headrace run file", **schema}, indent=1) + "\n"
-
-
-if __name__ == "__main__":
-    FILE.write_text(text())

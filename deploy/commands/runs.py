@@ -69,7 +69,7 @@ def plan(
 
 @says_mistakes
 def schema(out: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="File to write; none: standard output.")] = None) -> None:
-    """The run file's JSON schema, for editors that complete and check YAML (deploy/run-file.schema.json is the same).
+    """The run file's JSON schema, for editors that complete and check YAML.
 
     Example: headrace schema run-file.schema.json
     """
