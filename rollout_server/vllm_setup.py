@@ -136,10 +136,21 @@ def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=True,  # stop_token_ids says all that ends a sample
         seed=sampling.seed,  # always: vLLM 0.26 on CPU ignores seeds unless every request of the batch has one
+        bad_words=list(sampling.bad_words) or None,
+        structured_outputs=_grammar(sampling),
         logprobs=0,  # of the sampled token alone
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _grammar(sampling: SamplingSpec) -> Any:
+    """vLLM's word for what the whole completion follows; None: anything."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if sampling.regex:
+        return StructuredOutputsParams(regex=sampling.regex)
+    return StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
 
 
 def probe_parameters() -> Any:
