@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -166,8 +166,9 @@ class Actor:
         if client is None:
             return None
 
-        def score(completions: list[str]) -> Awaitable[Rewards]:
-            return client.score(scorer=self._scoring.scorer, prompt=lease.prompt_text, completions=completions, fields=lease.fields)
+        async def score(completions: list[str]) -> Rewards:
+            with self._replica.tally.scoring.of(len(completions)):
+                return await client.score(scorer=self._scoring.scorer, prompt=lease.prompt_text, completions=completions, fields=lease.fields)
 
         return Together(lease.group_size, done=lease.done, score=score)
 
@@ -213,13 +214,15 @@ class Actor:
         if scored is None:
             return
         reward, score_s = scored
+        self._replica.tally.answered(scored=not reward.HasField("unscored"))
         await self._submit(group, self._finished(lease, index, last, text=text, reward=reward, generate_s=generate_s, score_s=score_s))
 
     async def _reward(self, group: _Group, index: int, text: str) -> tuple[pb.Reward, float] | None:
         """The reward and its seconds; None: the sample's group was given up."""
         if group.together is not None:
             return await group.together.reward(index, text)
-        return await self._scoring.score(prompt=group.lease.prompt_text, completion=text, fields=group.lease.fields)
+        with self._replica.tally.scoring.of(1):
+            return await self._scoring.score(prompt=group.lease.prompt_text, completion=text, fields=group.lease.fields)
 
     async def _draw(self, group: _Group, index: int, prompt_ids: list[int], spec: SamplingSpec) -> Delta | None:
         """The whole completion; again from the start when the engine dies. None when a drain came first."""
@@ -227,8 +230,9 @@ class Actor:
             self._serial += 1
             request_id = f"{group.lease.group_id}/{index}/{self._serial}"
             try:
-                async with aclosing(self._replica.generate(prompt_ids, spec, request_id, stream=False)) as deltas:
-                    last = await anext(deltas)
+                with self._replica.tally.drawing.of(1):
+                    async with aclosing(self._replica.generate(prompt_ids, spec, request_id, stream=False)) as deltas:
+                        last = await anext(deltas)
             except EngineUnavailableError as error:
                 logger.info("sample (%s, %d) is drawn again: %s", group.lease.group_id, index, error)
                 await asyncio.sleep(_PAUSE_S)

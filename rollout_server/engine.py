@@ -94,6 +94,7 @@ class EngineStats:
     idle_s: float  # seconds since start without any request
     num_waiting: int | None = None  # of the running ones, those in the engine's queue; None: it does not tell
     kv_use: float | None = None  # share of the KV cache in use, 0 to 1; None: it does not tell
+    num_drawn: int | None = None  # tokens that left the model since start, handed out or not; None: as num_tokens
     num_preempted: int | None = None  # requests that lost their KV cache, since start; None: it does not tell
 
 

@@ -62,8 +62,9 @@ class Service:
             refused=lambda: self.server.guard.num_refused,
         )  # fmt: skip
         self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)], self._security)
+        self._gpus = Gpus()
         self.exporter = Exporter(
-            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=Gpus()),
+            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=self._gpus),
             resolve(config.security, address=config.metrics_address),
         )  # fmt: skip
 
@@ -195,7 +196,8 @@ class Service:
                 scoring.scorer = welcome.scorer
 
             membership = Membership(
-                source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
+                source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain,
+                gpus=self._gpus.now,
             )  # fmt: skip
             self.actor = Actor(
                 stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who, group_scoring=grouped

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +61,7 @@ class SmallEngine:
         self._info: EngineInfo | None = None
         self._loaded_version = 0
         self._meter = Meter()
+        self._num_drawn = 0  # counted by the drawing thread alone
         self._wake = threading.Condition()
         self._requests: list[Request] = []
         self._calls: list[Callable[[], None]] = []
@@ -102,7 +104,7 @@ class SmallEngine:
             raise EngineUnavailableError("the engine is not running")
 
     def stats(self) -> EngineStats:
-        return self._meter.stats()
+        return replace(self._meter.stats(), num_drawn=self._num_drawn)
 
     # --- drawing
 
@@ -279,6 +281,7 @@ class SmallEngine:
             request.put(EngineUnavailableError(f"{type(error).__name__}: {error}"))
             return
         request.tokens.append(token)
+        self._num_drawn += 1
         finish: Finish | None = None
         if token in request.sampling.stop_token_ids:
             finish, request.max_new_tokens = "stop", request.num_drawn

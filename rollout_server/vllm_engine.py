@@ -111,7 +111,10 @@ class VllmEngine(VllmUpdates):
 
     def stats(self) -> EngineStats:
         stats = self._meter.stats()
-        if self._accounting is None or self._accounting.scheduler is None:
+        if self._accounting is None:
+            return stats
+        stats = replace(stats, num_drawn=self._accounting.num_arrived)
+        if self._accounting.scheduler is None:
             return stats
         seen = self._accounting.scheduler
         return replace(stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=self._accounting.num_preempted)

@@ -25,6 +25,7 @@ from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions, load_critic
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed
+from learner.trainer.model import Policy
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
@@ -65,8 +66,8 @@ def batches(step: int) -> tuple[list[Any], list[Any]]:
     return rig.entries(made), made
 
 
-def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path) -> loop.Parts:
-    policy = rig.policy(folder, mesh)
+def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path, *, policy: Policy | None = None) -> loop.Parts:
+    policy = policy or rig.policy(folder, mesh)
     companions = load_companions(settings, policy, folder, World(rank=0, size=1, device=torch.device("cpu"), mesh=mesh, incarnation=7))
     critic = load_critic(settings, policy, folder, World(rank=0, size=1, device=torch.device("cpu"), mesh=mesh, incarnation=7))
     optimizer = Optimizer(policy.causal_lm.named_parameters(), settings.optimizer, total_updates=settings.total_updates)
@@ -156,7 +157,7 @@ def test_every_form_of_reference_and_the_factor_of_its_pull_come_back_with_the_c
             made.saver.wait()
             made.publisher.pusher.close(timeout_s=5)
             made.feed.close()
-        ends.append(({n: t.clone() for n, t in followed(dict(made.companions)).items()}, weights(made), made.objective.control.factor))
+        ends.append((checkpoint._copy(followed(dict(made.companions)), None), weights(made), made.objective.control.factor))
     (kept, policy, factor), (kept_again, policy_again, factor_again) = ends
     assert bool(kept) is (reference["reference"] != "frozen") and all(torch.equal(kept[n], kept_again[n]) for n in kept)
     assert all(torch.equal(policy[n], policy_again[n]) for n in policy) and factor == factor_again != 1.0
@@ -182,7 +183,7 @@ def test_ppo_resumed_from_a_cut_equals_unbroken_critic_and_its_schedule_included
             made.saver.wait()
             made.publisher.pusher.close(timeout_s=5)
             made.feed.close()
-        ends.append(({n: t.clone() for n, t in made.critic.state().items()}, weights(made)))
+        ends.append((checkpoint._copy(dict(made.critic.state()), None), weights(made)))
     for left, right in zip(*ends, strict=True):
         assert left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
     seen = lines(tmp_path / "unbroken")
