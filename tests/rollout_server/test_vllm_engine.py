@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -92,7 +93,7 @@ async def test_the_seed_decides_the_tokens_in_any_company(engine: VllmEngine) ->
     assert among.ids == alone.ids
 
 
-async def test_a_stop_token_ends_the_sample_and_stays_in_it_even_as_its_only_token(engine: VllmEngine) -> None:
+async def test_a_stop_token_ends_the_sample_and_stays_in_it_even_as_its_only_token(engine: VllmEngine) -> None:  # faults.md 57, 58
     free = await drawn(engine, PROMPT, 3)
     assert free.last is not None and free.last.finish == "length" and len(free.ids) == 24
     only = await drawn(engine, PROMPT, 3, stop_token_ids=(free.ids[0],))
@@ -259,6 +260,15 @@ async def test_the_probe_is_a_forward_pass_under_the_loaded_weights(engine: Vllm
         values = await engine.probe(PROMPT)
         assert largest_difference(values, reference.logprobs(reference.load(weights.served), PROMPT[:1], PROMPT[1:])) < 1e-4
         await weights.commit(await weights.stage())
+
+
+async def test_a_prompt_s_log_probs_are_the_same_whatever_the_prefix_cache_holds(engine: VllmEngine) -> None:
+    # faults.md 44: 33 tokens (more than a block), scored twice, and once more after a longer prompt that begins with them
+    values = [await engine.probe(PROMPT[:33]) for _ in range(2)]
+    await drawn(engine, PROMPT[:65], 3)
+    values.append(await engine.probe(PROMPT[:33]))
+    assert all(len(scores) == 32 and all(math.isfinite(score) for score in scores) for scores in values)
+    assert values[0] == values[1] == values[2]
 
 
 async def test_an_update_of_another_model_is_refused_by_name_before_anything_is_touched(
