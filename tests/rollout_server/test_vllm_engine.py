@@ -262,13 +262,13 @@ async def test_the_probe_is_a_forward_pass_under_the_loaded_weights(engine: Vllm
         await weights.commit(await weights.stage())
 
 
-async def test_a_prompt_s_log_probs_are_the_same_whatever_the_prefix_cache_holds(engine: VllmEngine) -> None:
-    # faults.md 44: 33 tokens (more than a block), scored twice, and once more after a longer prompt that begins with them
-    values = [await engine.probe(PROMPT[:33]) for _ in range(2)]
-    await drawn(engine, PROMPT[:65], 3)
-    values.append(await engine.probe(PROMPT[:33]))
-    assert all(len(scores) == 32 and all(math.isfinite(score) for score in scores) for scores in values)
-    assert values[0] == values[1] == values[2]
+async def test_a_prompt_s_log_probs_are_the_same_with_and_without_what_is_cached_of_it(engine: VllmEngine) -> None:
+    # faults.md 44: one token more than two blocks of 32; scored twice, and after a longer prompt that begins alike: 64 finite values each time
+    prompt = PROMPT[:65]
+    first, again = await engine.probe(prompt), await engine.probe(prompt)
+    await drawn(engine, PROMPT, 9)
+    after = await engine.probe(prompt)
+    assert len(first) == 64 and all(math.isfinite(value) for value in first) and first == again == after
 
 
 async def test_an_update_of_another_model_is_refused_by_name_before_anything_is_touched(
