@@ -123,7 +123,7 @@ async def service(scene: Scene, **values: Any) -> AsyncIterator[str]:
     path, address_file = scene.folder / "service.yaml", scene.folder / "service.address"
     path.write_text(yaml.safe_dump(config))
     async with process(scene, "service", "rollout_server", "--config", str(path), "--address-file", str(address_file)) as made:
-        await _until(made, address_file.exists, 60)
+        await _until(made, address_file.exists, 300)
         address = address_file.read_text()
         async with rpc.channel(address) as channel:
             stub, end_s = rollout_pb2_grpc.RolloutServiceStub(channel), time.monotonic() + 400

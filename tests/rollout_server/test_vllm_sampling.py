@@ -31,7 +31,7 @@ from tests.rollout_server.reference import largest_difference
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 PROMPT = [65, 66, 67]
-KNOWN, ROWS, POISON = 259, 288, 7  # ids with text, rows of the embedding, an id whose embedding is NaN
+KNOWN, ROWS, POISON = 259, 288, 280  # ids with text, rows of the embedding, an id that is never drawn and whose embedding is NaN
 MAX_MODEL_LEN = 64
 
 
@@ -45,9 +45,10 @@ def padded(tiny_model: Path, out: Path) -> Path:
     model.config.tie_word_embeddings = False
     model.resize_token_embeddings(ROWS)
     more = torch.zeros(ROWS - KNOWN, embedding.shape[1])
-    embedding[POISON] = torch.nan
+    rows = torch.cat([embedding, more])
+    rows[POISON] = torch.nan
     with torch.no_grad():
-        model.get_input_embeddings().weight = torch.nn.Parameter(torch.cat([embedding, more]))
+        model.get_input_embeddings().weight = torch.nn.Parameter(rows)
         model.lm_head.weight = torch.nn.Parameter(torch.cat([head, more]))
     model.save_pretrained(out)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
