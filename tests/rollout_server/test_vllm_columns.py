@@ -32,7 +32,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
         self.engine_core = self.input_processor = self
-        self.output_processor = SimpleNamespace(add_request=lambda request: None)
+        self.output_processor = SimpleNamespace(add_request=lambda request: None, request_states={})
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
