@@ -170,6 +170,9 @@ def make_engine(arguments: dict[str, Any], cuda_devices: str = "") -> Any:
             engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     except ValidationError as error:  # many lines of it; each message begins with the rule
         raise ValueError("vLLM refuses the configuration: " + "; ".join(" ".join(e["msg"].split()) for e in error.errors())) from error
+    # With generation_config="vllm" the model's own still names end tokens, at which a grammar would take itself for ended.
+    assert hasattr(engine.input_processor, "generation_config_fields"), "this vLLM has no input_processor.generation_config_fields: its version is not supported"
+    engine.input_processor.generation_config_fields = {}
     # The scheduler tells of queue and KV cache (vllm_accounting.py); the front end's own reckoning over every output is not wanted. Its
     # output handler, which reads these, starts with the first request.
     engine.log_stats = engine.output_processor.log_stats = False
