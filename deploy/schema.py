@@ -21,8 +21,8 @@ from deploy.cluster.fits import memory_mistakes
 from deploy.lines import lines_of, located
 from deploy.mistakes import Mistakes, of_validation
 from learner.config import LearnerConfig, Section
+from protos import yaml_text
 from protos.security import SecurityConfig
-from protos.settings import load_yaml
 from protos.stacks import RUN_VARIABLE
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
@@ -147,7 +147,7 @@ def load(path: Path, *, overrides: dict[str, Any] | None = None) -> RunFile:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A file's mapping. Raises Mistakes when it cannot be read or is something else."""
     try:
-        content = load_yaml(path.read_text())
+        content = yaml_text.read(path.read_text())
     except OSError as error:
         raise Mistakes([f"{path}: cannot be read: {error.strerror}; give the path of a YAML file"]) from None
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from deploy.mistakes import Mistakes, of_validation
 from deploy.schema import read_yaml, with_overrides
 from learner.config import LearnerConfig
-from protos.settings import load_yaml
+from protos import yaml_text
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -46,7 +46,7 @@ def parse_sets(words: list[str]) -> dict[str, Any]:
 
 def _value(text: str) -> Any:
     try:
-        return load_yaml(text)
+        return yaml_text.read(text)
     except yaml.YAMLError:
         return text
 

@@ -16,12 +16,11 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import logs, mistakes, rpc, stacks
+from protos import logs, mistakes, rpc, stacks, yaml_text
 from protos.exporting import Exporter
 from protos.resources import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
 from protos.security import resolve
-from protos.settings import load_yaml
 from reward_server import wiring
 from reward_server.config import RewardConfig
 from reward_server.metrics import FIGURES, Seen
@@ -37,7 +36,7 @@ USER_MISTAKE = 2
 def load_config(path: Path) -> RewardConfig:
     """The configuration in a file. Raises ValueError, one line for each mistake: file, key, value, rule."""
     try:
-        values = load_yaml(path.read_text())
+        values = yaml_text.read(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

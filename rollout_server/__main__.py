@@ -17,9 +17,8 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import faultpoints, logs, mistakes, stacks
+from protos import faultpoints, logs, mistakes, stacks, yaml_text
 from protos.identity import resolve_model
-from protos.settings import load_yaml
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
 from rollout_server.engines import Engines
@@ -28,7 +27,7 @@ from rollout_server.engines import Engines
 def load_config(path: Path) -> RolloutConfig:
     """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
     try:
-        values = load_yaml(path.read_text())
+        values = yaml_text.read(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:

@@ -8,16 +8,16 @@ import jsonschema
 import pytest
 
 from deploy.json_schema import text
-from protos.settings import load_yaml
+from protos import yaml_text
 from tests.templates import RUN_FILES
 
 
 @pytest.mark.parametrize("file", RUN_FILES, ids=lambda file: file.stem)
 def test_a_template_is_right_by_the_schema(file) -> None:
-    jsonschema.validate(load_yaml(file.read_text()), json.loads(text()))
+    jsonschema.validate(yaml_text.read(file.read_text()), json.loads(text()))
 
 
 def test_an_unknown_key_is_wrong_by_the_schema() -> None:
-    content = load_yaml(RUN_FILES[0].read_text())
+    content = yaml_text.read(RUN_FILES[0].read_text())
     with pytest.raises(jsonschema.ValidationError, match="stepz"):
         jsonschema.validate({**content, "stepz": 1}, json.loads(text()))
