@@ -98,7 +98,7 @@ class VllmEngine(VllmUpdates):
         if engine is not None:
             if engine.output_handler is not None:
                 engine.output_handler.cancel()  # else it reports the end of its process as a failure
-            await asyncio.get_running_loop().run_in_executor(self._starter, engine.shutdown)
+            await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.shut_down, engine)
             engine.shutdown = lambda *_, **__: None  # its destructor calls it again, at a time when the interpreter has taken the modules away
 
     async def check(self) -> None:
