@@ -180,6 +180,17 @@ def make_engine(arguments: dict[str, Any], cuda_devices: str = "") -> Any:
     return engine
 
 
+def shut_down(engine: Any) -> None:
+    """Ends an AsyncLLM's processes; blocks. vLLM walks the tree of what it kills and fails where a process of it ends meanwhile, which is what
+    was wanted: workers follow the death of their parent by themselves (protos/lifeline.py)."""
+    try:
+        engine.shutdown()
+    except Exception as error:
+        if type(error).__name__ != "NoSuchProcess":  # of psutil, which is vLLM's dependency and not ours
+            raise
+        logger.info("vLLM's shutdown met a process that had ended: %s", error)
+
+
 def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -> Any:
     """vLLM's SamplingParams for exactly this distribution."""
     from vllm import SamplingParams
