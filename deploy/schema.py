@@ -18,6 +18,7 @@ from deploy.cluster.config import ClusterConfig, Roles, Scale
 from deploy.cluster.dimensions import cuts_of
 from deploy.mistakes import Mistakes, of_validation
 from learner.config import LearnerConfig, Section
+from protos import yaml_text
 from protos.security import SecurityConfig
 from protos.stacks import RUN_VARIABLE
 from reward_server.config import RewardConfig
@@ -120,7 +121,7 @@ def load(path: Path, *, overrides: dict[str, Any] | None = None) -> RunFile:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A file's mapping. Raises Mistakes when it cannot be read or is something else."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml_text.read(path.read_text())
     except OSError as error:
         raise Mistakes([f"{path}: cannot be read: {error.strerror}; give the path of a YAML file"]) from None
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
-from protos import mistakes
+from protos import mistakes, yaml_text
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 USER_MISTAKE = 2  # exit code: starting again would not help
@@ -65,7 +65,7 @@ def complain(message: str) -> int:
 def read_config(path: Path) -> LearnerConfig:
     """A YAML or JSON file. Raises ValueError with one line for each mistake, naming file, key, value and rule."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml_text.read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot be read as YAML or JSON: {mistakes.one_line(error)}; correct that place, or give another file") from None
     if not isinstance(values, dict):

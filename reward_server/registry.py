@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reward_server import scorers
 from reward_server.batched import Batched, is_batch
+from reward_server.outcome import clean
 
 ENTRY_POINTS = "headrace.scorers"
 ScoreFunction = Callable[[str, Any, dict[str, Any]], Any]  # of prompt, completion (of a scorer of groups: a list of them), fields
@@ -144,7 +145,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+    return clean((inspect.getdoc(function) or "").partition("\n")[0])
 
 
 def _version(function: Callable[..., Any]) -> str:
