@@ -19,7 +19,7 @@ from deploy.serve import parse_scorers, parse_sets, resolve
 from learner.supervisor import last_words as of_learner
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["reward", "try"], ["launch"], ["validate"], ["status"], ["report"], ["audit"], ["demo"], ["smoke"])
+COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["reward", "try"], ["launch"], ["validate"], ["plan"], ["schema"], ["status"], ["report"], ["audit"], ["demo"], ["smoke"])
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
