@@ -16,6 +16,7 @@ from learner.presets import PRESETS, with_preset
 from learner.section import Count, Seconds
 from learner.section import Section as Section
 from learner.set_algorithms import algorithm_of_set
+from learner.tracker_config import TrackersConfig
 from protos.security import SecurityConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -248,6 +249,7 @@ class LearnerConfig(Section):
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
     alarms: AlarmConfig = AlarmConfig()
+    trackers: TrackersConfig = TrackersConfig()
     security: SecurityConfig = SecurityConfig()
     evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 
 def even_length(prompt: str, completion: str, fields: dict[str, Any]) -> float:
     """Share of characters that are lower-case letters, so that groups of random text have spread."""
     return sum(c.islower() for c in completion) / max(1, len(completion))
+
+
+def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> float:
+    """The same, after a second and a half while the file named in the prompt's record exists."""
+    if Path(fields["slow_while"]).exists():
+        time.sleep(1.5)
+    return even_length(prompt, completion, fields)
