@@ -131,6 +131,13 @@ def _numbers(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
     served = learner.trainer.served_dtype
     if served != rollout.dtype:
         yield f"learner.trainer.served_dtype={served} differs from rollout.dtype={rollout.dtype}: pushed weights would not fit the engine; set both to {rollout.dtype}"
+    trainer = learner.trainer
+    rounded = rollout.dtype != "float32" if trainer.head_dtype == "float32" else trainer.compute_dtype != "float32"
+    if trainer.head_dtype != rollout.head_dtype and rounded:
+        yield (
+            f"learner.trainer.head_dtype={trainer.head_dtype} differs from rollout.head_dtype={rollout.head_dtype}: logits that one side alone keeps in float32 move log-probs apart instead of together; "
+            "set both to float32, or neither"
+        )
 
 
 def _files(learner: LearnerConfig) -> Iterator[str]:

@@ -76,6 +76,8 @@ class LeaseConfig(Section):
 
     lapse_s: Seconds = Field(600.0, description="a lease not fulfilled by then is lent again")
     max_attempts: Count = Field(3, description="leases of one group before it is dropped")
+    report_every_tokens: int = Field(1024, ge=0, description="a replica reports an unfinished sample whenever it has drawn so many more tokens of it, so that another goes on from there when it dies; 0: never")
+    max_progress_bytes: Count = Field(256 << 20, description="tokens and log-probs kept of unfinished samples; what does not fit is drawn again after a death")
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
     alone_minutes: float | None = Field(60.0, gt=0, description="a batch that is waited for with no replica for so long ends the run with a message, after a cut; None: waits for ever")

@@ -51,6 +51,7 @@ def next_incarnation(run_dir: Path, before: int = 0) -> int:
 def log_to_stderr() -> None:
     """`HH:MM:SS name level message`, a line each."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it wherever it is installed, and it tells of kernels that this machine has no use for
 
 
 def complain(message: str) -> int:

@@ -104,6 +104,12 @@ class Engine(Updatable, Protocol):
         overlong or outside the vocabulary, EngineUnavailableError when the engine dies or is not up.
         """
 
+    def drawn(self, request_id: str, start: int = 0) -> Delta | None:
+        """What a running request has drawn so far from its token `start` on, with the spans of all of it, without finish.
+
+        None: there is nothing new, or the request is unknown or has ended. Costs as much as the new tokens.
+        """
+
     async def abort(self, request_id: str) -> None:
         """Ends a request: its stream ends with finish "abort" and the tokens so far. Unknown ids are ignored."""
 

@@ -129,6 +129,15 @@ class SmallEngine:
             self._meter.end()
             self._end(request)
 
+    def drawn(self, request_id: str, start: int = 0) -> Delta | None:
+        with self._wake:
+            for request in self._requests:
+                end = len(request.logprobs)  # written last of a step
+                if request.request_id == request_id and end > start:
+                    ids = request.tokens[request.num_prompt + start : request.num_prompt + end]
+                    return Delta(token_ids=ids, logprobs=request.logprobs[start:end], spans=request.track.spans(end))
+        return None
+
     async def abort(self, request_id: str) -> None:
         with self._wake:
             for request in self._requests:
@@ -275,6 +284,7 @@ class SmallEngine:
             request.put(EngineUnavailableError(f"{type(error).__name__}: {error}"))
             return
         request.tokens.append(token)
+        request.logprobs.append(logprob)
         self._num_drawn += 1
         finish: Finish | None = None
         if token in request.sampling.stop_token_ids:

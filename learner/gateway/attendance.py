@@ -246,6 +246,7 @@ class Attendance:
         if self._sessions.get(replica.claim.replica_id) is not session:
             return
         del self._sessions[replica.claim.replica_id]
+        replica.left_in_order = session.said_goodbye
         replica.attending, replica.lost = False, not session.said_goodbye and (session.error is None or session.error.code is grpc.StatusCode.UNAVAILABLE)
         if not self._sessions:
             self._alone_since_s = asyncio.get_running_loop().time()

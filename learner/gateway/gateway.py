@@ -33,6 +33,7 @@ from learner.gateway.last_step import LastStep
 from learner.gateway.leases import LeaseDesk
 from learner.gateway.lookout import Bulletin, Lookout
 from learner.gateway.metrics import FIGURES, Seen
+from learner.gateway.progress import Progress
 from learner.gateway.recovery import Recovered, put_back, recover
 from learner.gateway.refusals import unavailable
 from learner.gateway.saving import Saving
@@ -247,9 +248,10 @@ class Gateway:
             attendance=self._attendance,
             desk=self._desk,
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary, fallback=self._config.filter.unscored_value, evaluation=self._evaluation),
+            progress=Progress(self._books, run_id=self.run_id, vocabulary=vocabulary),
             snapshots=self._snapshots,
             fetches=Fetches(self._snapshots, self._deltas, self._attendance),
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, catalog=self._shelf.catalog, bulletin=self._bulletin),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, progress=self._books.progress, catalog=self._shelf.catalog, bulletin=self._bulletin),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
@@ -285,6 +287,7 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        max_progress_bytes=config.lease.max_progress_bytes,
         max_flat_a_step=config.filter.max_flat_a_step,
         flat_fails=config.filter.then == "fail",
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},

@@ -69,6 +69,7 @@ class Replica:
     num_drawn: int = 0  # tokens, handed out or not
     lost: bool = False  # its stream ended without a goodbye, and it has not come back
     detail: str = ""  # last failure; empty: none
+    left_in_order: bool = False  # it said goodbye
     failures_in_row: int = 0  # epochs that failed for it, one after another
 
     @property

@@ -81,6 +81,12 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.data.prompts": "/no/such.jsonl"}, ["learner.data.prompts='/no/such.jsonl': no such file"]),
     ({"learner.data": {"sets": {"a": {"prompts": "/no/such.parquet"}}}}, ["learner.data.sets.a.prompts='/no/such.parquet': no such file"]),
     ({"rollout.dtype": "bfloat16"}, ["learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16", "set both to bfloat16"]),
+    # faults.md 45: one side alone; a side that computes in float32 anyway needs no setting
+    (
+        {"learner.trainer.served_dtype": "bfloat16", "learner.trainer.compute_dtype": "bfloat16", "learner.trainer.head_dtype": "float32", "rollout.dtype": "bfloat16"},
+        ["learner.trainer.head_dtype=float32 differs from rollout.head_dtype=compute", "set both to float32, or neither"],
+    ),
+    ({"learner.trainer.served_dtype": "bfloat16", "learner.trainer.compute_dtype": "bfloat16", "rollout.dtype": "bfloat16", "rollout.head_dtype": "float32"}, ["learner.trainer.head_dtype=compute differs from rollout.head_dtype=float32"]),
     ({"rollout.max_model_len": 127}, ["rollout.max_model_len=127 is less than", "100 + 28 = 128", "128 or more"]),
     ({"learner.data.max_prompt_tokens": 500, "rollout.max_model_len": 528}, ["max_prompt_tokens=500", "reads 512 positions", "at most 484"]),
     ({"rollout.max_model_len": 1024}, ["rollout.max_model_len=1024", "reads 512 positions", "at most 512"]),
@@ -169,3 +175,8 @@ def test_the_dry_run_writes_nothing(content: dict[str, Any]) -> None:
     run = parse(content, where="x")
     assert yaml.safe_load(json.dumps(describe(run)))["samples_a_step"] == 64
     assert not run.run_dir.exists()
+
+
+def test_a_head_setting_without_effect_on_one_side_is_no_contradiction(content: dict[str, Any]) -> None:
+    for key in ("learner.trainer.head_dtype", "rollout.head_dtype"):
+        parse(content, where="run.yaml", overrides={key: "float32"})

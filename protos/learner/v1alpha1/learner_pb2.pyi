@@ -35,6 +35,15 @@ class LeasePurpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_PURPOSE_TRAINING: _ClassVar[LeasePurpose]
     LEASE_PURPOSE_EVALUATION: _ClassVar[LeasePurpose]
 
+class ProgressStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROGRESS_STATUS_UNSPECIFIED: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_ACCEPTED: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_ELSEWHERE: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_FOREIGN: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_UNWANTED: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_FULL: _ClassVar[ProgressStatus]
+
 class ReceiptStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RECEIPT_STATUS_UNSPECIFIED: _ClassVar[ReceiptStatus]
@@ -56,6 +65,12 @@ UPDATE_PHASE_FAILED: UpdatePhase
 LEASE_PURPOSE_UNSPECIFIED: LeasePurpose
 LEASE_PURPOSE_TRAINING: LeasePurpose
 LEASE_PURPOSE_EVALUATION: LeasePurpose
+PROGRESS_STATUS_UNSPECIFIED: ProgressStatus
+PROGRESS_STATUS_ACCEPTED: ProgressStatus
+PROGRESS_STATUS_ELSEWHERE: ProgressStatus
+PROGRESS_STATUS_FOREIGN: ProgressStatus
+PROGRESS_STATUS_UNWANTED: ProgressStatus
+PROGRESS_STATUS_FULL: ProgressStatus
 RECEIPT_STATUS_UNSPECIFIED: ReceiptStatus
 RECEIPT_STATUS_ACCEPTED: ReceiptStatus
 RECEIPT_STATUS_DUPLICATE: ReceiptStatus
@@ -340,7 +355,7 @@ class LeaseGroupsRequest(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_groups: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "group_id", "seq", "attempt", "prompt_id", "prompt_ids", "prompt_text", "fields", "group_size", "done", "sampling", "least_version", "lapse_s", "purpose", "greedy")
+    __slots__ = ("lease_id", "group_id", "seq", "attempt", "prompt_id", "prompt_ids", "prompt_text", "fields", "group_size", "done", "sampling", "least_version", "lapse_s", "purpose", "greedy", "parts", "report_every_tokens")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +371,8 @@ class Lease(_message.Message):
     LAPSE_S_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     GREEDY_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_EVERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     seq: int
@@ -371,7 +388,51 @@ class Lease(_message.Message):
     lapse_s: float
     purpose: LeasePurpose
     greedy: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_id: _Optional[str] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., prompt_text: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., group_size: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., least_version: _Optional[int] = ..., lapse_s: _Optional[float] = ..., purpose: _Optional[_Union[LeasePurpose, str]] = ..., greedy: _Optional[_Iterable[int]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[PartialSample]
+    report_every_tokens: int
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_id: _Optional[str] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., prompt_text: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., group_size: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., least_version: _Optional[int] = ..., lapse_s: _Optional[float] = ..., purpose: _Optional[_Union[LeasePurpose, str]] = ..., greedy: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[_Union[PartialSample, _Mapping]]] = ..., report_every_tokens: _Optional[int] = ...) -> None: ...
+
+class PartialSample(_message.Message):
+    __slots__ = ("sample_index", "start", "token_ids", "logprobs", "spans", "finish_reason")
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    sample_index: int
+    start: int
+    token_ids: _trajectory_pb2.PackedArray
+    logprobs: _trajectory_pb2.PackedArray
+    spans: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.VersionSpan]
+    finish_reason: _trajectory_pb2.FinishReason
+    def __init__(self, sample_index: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., logprobs: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[_trajectory_pb2.FinishReason, str]] = ...) -> None: ...
+
+class ReportProgressRequest(_message.Message):
+    __slots__ = ("run_id", "lease_id", "group_id", "part", "digest_before")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    lease_id: str
+    group_id: str
+    part: PartialSample
+    digest_before: int
+    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., part: _Optional[_Union[PartialSample, _Mapping]] = ..., digest_before: _Optional[int] = ...) -> None: ...
+
+class ReportProgressResponse(_message.Message):
+    __slots__ = ("group_id", "sample_index", "status", "num_tokens")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    sample_index: int
+    status: ProgressStatus
+    num_tokens: int
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ProgressStatus, str]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class LeaseGroupsResponse(_message.Message):
     __slots__ = ("leases",)
@@ -449,7 +510,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "alarms", "diagnosis_dir", "verdict", "evaluation")
+    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "alarms", "diagnosis_dir", "verdict", "evaluation", "num_progress_reports", "num_continued_samples", "num_continued_tokens")
     class Replica(_message.Message):
         __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens", "quarantined", "failures_in_row")
         REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
@@ -589,6 +650,9 @@ class GetStatusResponse(_message.Message):
     DIAGNOSIS_DIR_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROGRESS_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTINUED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTINUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     newest_version: int
     lineage: int
@@ -613,4 +677,7 @@ class GetStatusResponse(_message.Message):
     diagnosis_dir: str
     verdict: str
     evaluation: GetStatusResponse.Evaluation
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[GetStatusResponse.Alarm, _Mapping]]] = ..., diagnosis_dir: _Optional[str] = ..., verdict: _Optional[str] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ...) -> None: ...
+    num_progress_reports: int
+    num_continued_samples: int
+    num_continued_tokens: int
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[GetStatusResponse.Alarm, _Mapping]]] = ..., diagnosis_dir: _Optional[str] = ..., verdict: _Optional[str] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ..., num_progress_reports: _Optional[int] = ..., num_continued_samples: _Optional[int] = ..., num_continued_tokens: _Optional[int] = ...) -> None: ...
