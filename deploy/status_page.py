@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -18,16 +17,17 @@ from protos.rollout.v1alpha1 import rollout_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
 NUM_POINTS = 40  # of a line of bars
+WIDE = 100  # characters, from which on two panels stand beside each other
 SILENT_S = 5.0  # since a replica was heard, from which on that is marked
 COLOURS = {"serving": "green", "waiting": "cyan", "starting": "cyan", "draining": "yellow", "stale": "bold red", "gone": "red"}
 SEVERITIES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-def page(status: learner_pb2.GetStatusResponse, steps: Sequence[Metrics], *, num_steps: int | None, time: str) -> RenderableType:
-    """steps: the surviving ones, in order; none where the run folder is not on this machine. num_steps: of the whole run; None: not known."""
+def page(status: learner_pb2.GetStatusResponse, steps: Sequence[Metrics], *, num_steps: int | None, time: str, width: int = 120) -> RenderableType:
+    """width: of the terminal, in characters. steps: the surviving ones, in order; none where the run folder is not on this machine. num_steps: of the whole run; None: not known."""
     parts: list[RenderableType] = [_head(status, num_steps, time), _alarms(status)]
-    parts.append(Columns([_newest(steps), _curves(steps)], expand=True, equal=True) if steps else Text("no step yet", style="dim"))
-    parts.append(Columns([_groups(status), _staleness(status)], expand=True, equal=True))
+    parts.append(_beside(_newest(steps), _curves(steps), width) if steps else Text("no step yet", style="dim"))
+    parts.append(_beside(_groups(status), _staleness(status), width))
     parts.append(_replicas(status))
     return Group(*parts)
 
@@ -39,6 +39,17 @@ def spark(values: Sequence[float | None]) -> str:
     low, high = min(known, default=0.0), max(known, default=0.0)
     span = (high - low) or 1.0
     return "".join(" " if value is None else BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] if high > low else BARS[0] for value in shown)
+
+
+def _beside(left: RenderableType, right: RenderableType, width: int) -> RenderableType:
+    """Two halves of the page, one below the other where the terminal is narrow."""
+    if width < WIDE:
+        return Group(left, right)
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1)
+    table.add_column(ratio=1)
+    table.add_row(left, right)
+    return table
 
 
 def _head(status: learner_pb2.GetStatusResponse, num_steps: int | None, time: str) -> RenderableType:
@@ -109,7 +120,7 @@ def _staleness(status: learner_pb2.GetStatusResponse) -> RenderableType:
 def _replicas(status: learner_pb2.GetStatusResponse) -> RenderableType:
     table = Table(expand=True, box=None, header_style="dim")
     for name, justify in (("replica", "left"), ("state", "left"), ("version", "right"), ("requests", "right"), ("groups", "right"), ("tokens", "right"), ("heard", "right"), ("", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=name in ("replica", "state", "heard"))  # type: ignore[arg-type]
     for one in status.replicas:
         state = rollout_pb2.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower() if one.attending else "gone"
         behind = status.newest_version - one.loaded_version

@@ -17,3 +17,9 @@ def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> floa
     if Path(fields["slow_while"]).exists():
         time.sleep(1.5)
     return even_length(prompt, completion, fields)
+
+
+def with_parts(prompt: str, completion: str, fields: dict[str, Any]) -> dict[str, float]:
+    """Named parts, and often no spread: some groups are dropped for that."""
+    lower = sum(c.islower() for c in completion) > len(completion) / 4
+    return {"score": float(lower), "lower": float(lower), "length": len(completion) / 100}
