@@ -46,7 +46,7 @@ def draw(ask: Callable[[str], list[dict[str, Any]]], run: str, out: Path) -> Non
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.dates import DateFormatter, date2num
+    from matplotlib.dates import DateFormatter
 
     drawn: list[tuple[dict[str, Any], Series]] = []
     for panel in panels():
@@ -59,9 +59,9 @@ def draw(ask: Callable[[str], list[dict[str, Any]]], run: str, out: Path) -> Non
     for (panel, series), ax in zip(drawn, axes.flat, strict=False):
         name, scale = UNITS[panel["fieldConfig"]["defaults"]["unit"]]
         for words, points in series:
-            ax.plot([date2num(datetime.fromtimestamp(at)) for at, _ in points], [value / scale for _, value in points], label=words, linewidth=1.2)
+            ax.plot([datetime.fromtimestamp(at) for at, _ in points], [value / scale for _, value in points], label=words, linewidth=1.2)
         ax.set_title(panel["title"] + (f" ({name})" if name else ""), fontsize=9)
-        ax.xaxis.set_major_formatter(DateFormatter("%H:%M:%S"))
+        ax.xaxis.set_major_formatter(DateFormatter("%H:%M:%S"))  # type: ignore[no-untyped-call]
         ax.tick_params(labelsize=7)
         if series:
             ax.legend(fontsize=6, loc="upper left", ncols=1 if len(series) < 7 else 2, framealpha=0.6)

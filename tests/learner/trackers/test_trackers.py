@@ -130,17 +130,31 @@ def test_wandb_offline_keeps_every_point_under_the_runs_own_id(tmp_path: Path) -
 
 
 def points_of(file: Path) -> list[dict[str, Any]]:
-    """What an offline run's file holds, by W&B's own reader."""
+    """What an offline run's file holds: W&B's records in the log format of LevelDB (doc/log_format.md), after seven bytes of its own."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal import datastore
 
-    store, found = datastore.DataStore(), []
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
+    found = []
+    for data in records_of(file.read_bytes()):
+        record: Any = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
             found.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item})
+    return found
+
+
+def records_of(data: bytes, *, block_bytes: int = 32 << 10, at: int = 7) -> list[bytes]:
+    """Records are cut at blocks: of each piece 4 bytes of checksum, 2 of its length, 1 of its kind (1 whole, 2 first, 3 middle, 4 last)."""
+    found, piece = [], b""
+    while at + 7 <= len(data):
+        if block_bytes - at % block_bytes < 7:
+            at += block_bytes - at % block_bytes
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        piece += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            found.append(piece)
+            piece = b""
     return found
 
 
@@ -180,6 +194,6 @@ async def test_the_learner_neither_waits_for_a_tracker_nor_ends_with_one(tmp_pat
 
 
 def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("learner.trackers.keeping.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"trackers.wandb is set and wandb is not installed: install headrace\[wandb\], or leave trackers.wandb out"):
         keeping.check(("wandb",))

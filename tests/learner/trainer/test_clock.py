@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from learner.trainer import clock as module
 from learner.trainer.checkpoint import SaveReport
 from learner.trainer.clock import Clock
 from learner.trainer.publish import Published
@@ -22,7 +21,7 @@ from tests.learner.trainer.test_metrics import NOTHING, batch, entry
 def hands(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that clocks show, to be set."""
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("learner.trainer.clock.time.monotonic", lambda: now[0])
     return now
 
 
