@@ -176,6 +176,9 @@ def test_a_tracker_that_fails_is_dropped_with_one_line_and_tried_again_by_the_ne
     for module in ("summary.writer.event_file_writer", "compat.proto.event_pb2", "compat.proto.summary_pb2"):
         file = stand_in / (module.replace(".", "/") + ".py")
         file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (file.parent, *file.parent.parents):  # else the installed package goes before it
+            if folder.is_relative_to(stand_in):
+                (folder / "__init__.py").touch()
         file.write_text(BROKEN.format(what=what) if "writer" in module else "class Event:\n    def __init__(self, **given): pass\nclass Summary(Event):\n    Value = Event\nclass Value(Event): pass\nclass SessionLog(Event): START = 1\nSummary.Value = Event\n")
     said = follow(config, "tensorboard", [line(1, loss=0.5)], code=3, environment={"PYTHONPATH": f"{tmp_path / 'stand_in'}:{ROOT}"})
     assert said.splitlines()[-1] == f"headrace: the tracker tensorboard is dropped, the run goes on without it: {why}"
