@@ -69,14 +69,14 @@ def test_rules_and_pace_are_the_runs_own(tmp_path: Path) -> None:
 
 
 def test_the_same_is_written_for_a_run_file_with_fixed_addresses_and_for_the_folder_of_a_launched_run(tmp_path: Path) -> None:
-    fixed = {f"{section}.metrics_address": f"10.0.0.1:{port}" for section, port in (("learner", 9101), ("rollout", 9102), ("reward", 9103))}
+    fixed = {f"{section}.metrics_address": f"127.0.0.1:{port}" for section, port in (("learner", 9101), ("rollout", 9102), ("reward", 9103))}
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(a_run(tmp_path, rollout={"replicas": 1}).model_dump(mode="json", exclude_unset=True)))
     with pytest.raises(ValueError, match=r"reward-0, rollout-0, learner would tell figures on a port that is chosen at launch; give the folder"):
         scrape_config_of(file)
     written = scrape_config_of(file, overrides=fixed)
     targets = written.parent / "prometheus" / "targets.json"
-    assert {each["labels"]["name"]: each["targets"] for each in json.loads(targets.read_text())} == {"reward-0": ["10.0.0.1:9103"], "rollout-0": ["10.0.0.1:9102"], "learner": ["10.0.0.1:9101"]}
+    assert {each["labels"]["name"]: each["targets"] for each in json.loads(targets.read_text())} == {"reward-0": ["127.0.0.1:9103"], "rollout-0": ["127.0.0.1:9102"], "learner": ["127.0.0.1:9101"]}
     promtool("check", "config", str(written))
     with pytest.raises(ValueError, match="no learner was started in this folder"):
         scrape_config_of(written.parent)
