@@ -33,7 +33,7 @@ def page(status: learner_pb2.GetStatusResponse, steps: Sequence[Metrics], *, num
 
 
 def spark(values: Sequence[float | None]) -> str:
-    """The last values as bars from their lowest to their highest. Example: `spark([0, 1, 2])` is "▁▄█"; a missing value is a blank."""
+    """The last values as bars from their lowest to their highest. Example: `spark([0, 1, 2])` is "▁▅█"; a missing value is a blank."""
     shown = values[-NUM_POINTS:]
     known = [value for value in shown if value is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)

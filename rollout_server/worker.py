@@ -83,6 +83,20 @@ class WorkerExtension:
         self._headrace_flat = plan
         return ""
 
+    def headrace_forbid(self, ids: list[int]) -> None:
+        """These ids are never drawn from now on, whoever asks; a prompt's own log-probs (the probe) are not touched."""
+        sampler, places = self.model_runner.sampler, torch.tensor(ids, dtype=torch.long, device=self.device)
+        if isinstance(sampler, torch.nn.Module):
+            sampler.register_forward_pre_hook(lambda _, args, kwargs: _without(places, args, kwargs), with_kwargs=True)
+            return
+        sample = sampler.sample  # vLLM's second model runner
+
+        def without(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = _without(places, args, kwargs)
+            return sample(*args, **kwargs)
+
+        sampler.sample = without
+
     def headrace_begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         self._headrace_landing().begin_receive(group, manifest, timeout_s)
 
@@ -149,6 +163,13 @@ class WorkerExtension:
         if not hasattr(self, "_headrace_landed"):
             self._headrace_landed = Landing(self.device)
         return self._headrace_landed
+
+
+def _without(places: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sampler's arguments, with the logits (first, or by name) at these places of the vocabulary at -inf."""
+    logits = args[0] if args else kwargs["logits"]
+    logits.index_fill_(-1, places, -torch.inf)
+    return args, kwargs
 
 
 def _pass_the_point(model_runner: Any) -> None:

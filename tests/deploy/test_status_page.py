@@ -62,7 +62,7 @@ def test_it_fits_a_narrow_terminal() -> None:
     assert all(len(line) <= 80 for line in shown(80).splitlines())
 
 
-@pytest.mark.parametrize(("values", "bars"), [([0, 1, 2], "▁▄█"), ([5.0, 5.0], "▁▁"), ([0, None, 7], "▁ █"), ([], ""), (list(range(100)), None)])
+@pytest.mark.parametrize(("values", "bars"), [([0, 1, 2], "▁▅█"), ([5.0, 5.0], "▁▁"), ([0, None, 7], "▁ █"), ([], ""), (list(range(100)), None)])
 def test_bars_run_from_the_lowest_to_the_highest(values: list[float | None], bars: str | None) -> None:
     if bars is None:
         assert len(spark(values)) == 40 and spark(values)[0] == "▁" and spark(values)[-1] == "█"
