@@ -107,18 +107,18 @@ class Gpus:
 
 def _nvml() -> Any | None:
     """The library, ready; None where it, or a driver, is not there."""
-    name = os.environ.get(TEST_NVML, "") or "pynvml"
-    if name != "pynvml":
+    if name := os.environ.get(TEST_NVML, ""):
         logger.warning("%s=%s: what this process tells of GPUs is made up, for a test", TEST_NVML, name)
+        return importlib.import_module(name)
     try:
-        nvml = importlib.import_module(name)
+        import pynvml
     except ImportError:
         return None
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
         return None
-    return nvml
+    return pynvml
 
 
 def _text(value: str | bytes) -> str:

@@ -13,10 +13,6 @@ class NVMLError(Exception):
     """As NVML's."""
 
 
-def nvmlInit() -> None:
-    """Always ready."""
-
-
 def nvmlDeviceGetCount() -> int:
     return 4
 
