@@ -91,7 +91,8 @@ class WorkerExtension:
     def _headrace_proved_loader(self) -> str:
         """Why the engine's loader cannot be used for updates of this model; "" where it can."""
         model = self.model_runner.get_model() if hasattr(self, "model_runner") else None
-        if model is None or not packs_experts(model):
+        model = self.model_runner.get_model()
+        if not packs_experts(model):
             return ""
         changed = changed_by(lambda: self._headrace_load(_stored(self._headrace_folder)), model)
         if not changed:
