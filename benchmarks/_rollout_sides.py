@@ -93,14 +93,16 @@ async def process(scene: Scene, name: str, *command: str, piped: bool = False) -
     try:
         yield made
     finally:
-        with suppress(ProcessLookupError):
-            made.terminate()
-        try:
-            await asyncio.wait_for(made.wait(), 20)
-        except TimeoutError:
+        if made.stdin is not None:
+            made.stdin.close()  # the end of its orders: it leaves in order
+        else:
             with suppress(ProcessLookupError):
-                os.killpg(made.pid, 9)
-            await made.wait()
+                made.terminate()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(made.wait(), 20)
+        with suppress(ProcessLookupError):
+            os.killpg(made.pid, 9)  # what it left behind, or itself
+        await made.wait()
 
 
 @asynccontextmanager
