@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
-from protos import mistakes, yaml_text
+from protos import logs, mistakes, yaml_text
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 USER_MISTAKE = 2  # exit code: starting again would not help
@@ -50,7 +50,7 @@ def next_incarnation(run_dir: Path, before: int = 0) -> int:
 
 def log_to_stderr() -> None:
     """`HH:MM:SS name level message`, a line each."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(level=logs.level(), stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it wherever it is installed, and it tells of kernels that this machine has no use for
 
 

@@ -110,7 +110,7 @@ class VllmEngine(VllmUpdates):
             self._give_up(engine, accounting)
             if engine.output_handler is not None:
                 engine.output_handler.cancel()  # else it reports the end of its process as a failure
-            await asyncio.get_running_loop().run_in_executor(self._starter, engine.shutdown)
+            await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.shut_down, engine)
             engine.shutdown = lambda *_, **__: None  # its destructor calls it again, at a time when the interpreter has taken the modules away
 
     def _give_up(self, engine: Any, accounting: Accounting) -> None:
