@@ -149,10 +149,10 @@ class Server:
         first = grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())])
         return grpc.dynamic_ssl_server_credentials(first, read)  # type: ignore[arg-type]  # None is "unchanged", which its stubs leave out
 
-    async def ready(self, serving: bool = True) -> None:
-        """Sets what health checks answer."""
+    async def ready(self, serving: bool = True, *, service: str = "") -> None:
+        """Sets what health checks answer, those that name no service or those of `service`."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", status)
+        await self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING, no new calls, running ones get `grace_s` to end."""

@@ -21,6 +21,7 @@ from protos import faultpoints, mistakes, stacks
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
+from rollout_server.engines import Engines
 
 
 def load_config(path: Path) -> RolloutConfig:
@@ -40,14 +41,22 @@ def load_config(path: Path) -> RolloutConfig:
 
 
 def make_engine(config: RolloutConfig, folder: Path) -> Engine:
-    """The engine that is configured; imports no other. Raises ValueError for a folder that cannot be served."""
+    """The engine that is configured, or several; imports no other. Raises ValueError for a folder that cannot be served."""
+    if config.engines == 1:
+        return make_one_engine(config, folder, 0)
+    each = [make_one_engine(config, folder, number) for number in range(config.engines)]
+    return Engines(each, num_seqs=config.max_num_seqs, num_workers=config.num_workers // config.engines)
+
+
+def make_one_engine(config: RolloutConfig, folder: Path, number: int) -> Engine:
+    """The number-th of a server's engines."""
     if config.engine == "small":
         from rollout_server.small_engine import SmallEngine
 
         return SmallEngine(config, folder)
     from rollout_server.vllm_engine import VllmEngine
 
-    return VllmEngine(config, folder)
+    return VllmEngine(config, folder, number=number)
 
 
 def check_addresses(config: RolloutConfig) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rollout_server.latency import Latency
 from rollout_server.spans import Span
 from rollout_server.weights.driver import Updatable
 
@@ -67,6 +68,8 @@ class EngineStats:
     kv_use: float | None = None  # share of the KV cache in use, 0 to 1; None: it does not tell
     num_drawn: int | None = None  # tokens that left the model since start, handed out or not; None: as num_tokens
     num_preempted: int | None = None  # requests that lost their KV cache, since start; None: it does not tell
+    num_prefix_tokens: int | None = None  # prompt tokens looked up in the prefix cache, since start; None: it does not tell
+    num_prefix_hit_tokens: int | None = None  # of these, those found there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +96,7 @@ class Engine(Updatable, Protocol):
         """Loads the base weights. Raises ValueError when the model or the arguments cannot be served."""
 
     async def stop(self) -> None:
-        """Ends the engine and its processes. Idempotent."""
+        """Ends the engine and its processes. Idempotent. Requests that run end with EngineUnavailableError."""
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingSpec, request_id: str, *, stream: bool = True
@@ -117,6 +120,10 @@ class Engine(Updatable, Protocol):
         """Raises EngineUnavailableError when the engine is dead."""
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def latency(self) -> Latency:
+        """Of the engine's present life."""
 
 
 def check_prompt(prompt_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:

@@ -73,8 +73,8 @@ class Intake(Accounting):
         self.admit(name, stream.engine_id)
         try:
             await self._engine.engine_core.add_request_async(request)
-        except BaseException:
-            self._leave(stream)
+        except BaseException:  # a cancelled task among them: the engine may have got it all the same
+            await self.close(stream)
             raise
         return stream
 
@@ -100,7 +100,7 @@ class Intake(Accounting):
 
     def arrived(self, outputs: Any) -> bool:
         if isinstance(outputs, BaseException):
-            self._fail(f"the engine's process is gone: {type(outputs).__name__}: {outputs}")
+            self.fail(f"the engine's process is gone: {type(outputs).__name__}: {outputs}")
             return True
         rest = []
         for output in outputs.outputs:
@@ -113,7 +113,8 @@ class Intake(Accounting):
                 rest.append(output)
         self.num_steps += bool(outputs.outputs) and not rest
         outputs.outputs = rest
-        return super().arrived(outputs) and bool(rest or outputs.scheduler_stats)
+        # What is of no request of vLLM's front end is not queued for it: its handler runs only once it has had a request, and nobody else reads.
+        return super().arrived(outputs) and bool(rest)
 
     def _step(self, columns: Sequence[Any]) -> None:
         """One step's rows, to the streams that still want them."""
@@ -152,9 +153,9 @@ class Intake(Accounting):
     def _leave(self, stream: Stream) -> None:
         """From here on nothing more is taken for it."""
         self._streams.pop(self._by_id.pop(stream.engine_id, 0), None)
-        self._drawn.pop(stream.name, None)
+        self._settle(stream.name)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         for stream in list(self._streams.values()):
             stream.error = why
             stream.ready.set()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from protos import stacks
+from protos import faultpoints, stacks
 from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.adapter import MergedStaging
 from protos.weights.ipc import visible_devices
@@ -58,15 +58,17 @@ class WorkerExtension:
         """Where this worker's part of the model lives: its number, device type and UUID, and the GPUs that it sees."""
         cuda = self.device.type == "cuda"
         uuid = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
-        return {"worker": _tensor_parallel()[1], "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
+        return {"worker": _number(), "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
 
     def headrace_prepare(self, folder: str, shapes: dict[str, list[int]], flat: bool) -> str:
         """Settles how updates are applied: "" for copies straight into the parameters, else why by the engine's loader. `shapes`: of
         the folder's tensors by name."""
+        if faultpoints.planted() and not hasattr(self, "_headrace_landed"):
+            _pass_the_point(self.model_runner)
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
-            self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
+            self._headrace_landed = Landing(self.device, worker=_number(), keep=_keep(engine) if num_workers > 1 and engine else None)
         self._headrace_flat = None
         self._headrace_folder, self._headrace_shapes = Path(folder), shapes
         try:
@@ -149,11 +151,30 @@ class WorkerExtension:
         return self._headrace_landed
 
 
+def _pass_the_point(model_runner: Any) -> None:
+    """Each step passes `engine_step` first; only where a test has planted a fault."""
+    execute = model_runner.execute_model
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        faultpoints.point("engine_step")
+        return execute(*args, **kwargs)
+
+    model_runner.execute_model = passing
+
+
 def _tensor_parallel() -> tuple[int, int]:
     """Number of tensor-parallel workers, and which of them this is."""
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     return get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+
+
+def _number() -> int:
+    """Which of the engine's workers this is: tensor-parallel ones of one part of the layers stand together."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    num_tensor_parallel, worker = _tensor_parallel()
+    return int(get_pp_group().rank_in_group) * num_tensor_parallel + worker
 
 
 def _keep(engine: Engine) -> Keep:

@@ -127,6 +127,11 @@ class UpdateDriver:
         return self._state.stale
 
     @property
+    def committing(self) -> bool:
+        """Whether a version is being put in place, so that nothing is drawn."""
+        return self._state.phase is Phase.COMMITTING
+
+    @property
     def newest_version(self) -> int:
         """Newest version heard of; 0 before the first."""
         return self._state.newest
