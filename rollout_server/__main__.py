@@ -17,7 +17,7 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import faultpoints, mistakes, stacks
+from protos import faultpoints, logs, mistakes, stacks, yaml_text
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -27,7 +27,7 @@ from rollout_server.engines import Engines
 def load_config(path: Path) -> RolloutConfig:
     """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml_text.read(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -87,9 +87,9 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of RolloutConfig")
     parser.add_argument("--address-file", type=Path, help="gets host:port once the service listens")
     arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     stacks.answering()
     try:
+        logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         faultpoints.check()
         uvloop.run(serve(load_config(arguments.config), arguments.address_file))
     except ValueError as error:

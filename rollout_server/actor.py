@@ -34,6 +34,7 @@ from rollout_server.scoring import Scoring
 from rollout_server.submitting import Finished, Submitting
 from rollout_server.together import GroupScoring, Rewards, Together
 from rollout_server.tokens import Tokens
+from rollout_server.usable import unusable_reason
 from rollout_server.wire import FINISH, drawing_of, sampling_spec, version_spans
 
 logger = logging.getLogger("headrace.rollout.actor")
@@ -198,7 +199,9 @@ class Actor:
 
     async def _produce(self, group: _Group, index: int) -> None:
         lease = group.lease
-        spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index))
+        spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index), end_token=self._tokens.end_token)
+        if lease.purpose != learner_pb2.LEASE_PURPOSE_EVALUATION:
+            spec.check_trainable()
         if index in lease.greedy:
             spec = replace(spec, temperature=0.0, top_p=1.0, top_k=0)
         prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
@@ -288,17 +291,10 @@ class Actor:
         assert last.finish is not None and last.token_ids, "a finished sample has at least one token"
         rest = pb.Trajectory(
             group_id=lease.group_id, sample_index=index, spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
-            unusable_reason=self._unusable(last), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
+            unusable_reason=unusable_reason(last.token_ids, last.logprobs, num_known=self._tokens.size), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
         )  # fmt: skip
         payload = encoded(rest, prompt_ids=unpack(lease.prompt_ids), completion_ids=last.token_ids, logprobs=last.logprobs, text=text)
         return Finished(run_id=self._me.run_id, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=payload)
-
-    def _unusable(self, last: Delta) -> str:
-        if not all(math.isfinite(value) for value in last.logprobs):
-            return "non_finite_logprob"
-        if max(last.token_ids) >= self._tokens.size:
-            return "token_without_text"  # a padding row of the embedding: no tokenizer could have made it
-        return ""
 
     async def _submit(self, group: _Group, finished: Finished) -> None:
         receipt = await self._submitting.submit(finished)

@@ -43,6 +43,7 @@ from rollout_server.latency import Latency
 from rollout_server.sampling import draw
 from rollout_server.small_request import Request, deltas_of
 from rollout_server.spans import SpanTrack
+from rollout_server.tokens import Tokens
 from rollout_server.weights.driver import CommitError, CommitTimes
 
 logger = logging.getLogger("headrace.rollout.small")
@@ -61,6 +62,7 @@ class SmallEngine:
         self._expected = expected_tensors(folder)
         self._landing = Landing(torch.device("cpu"))
         self._model: Any = None
+        self._without_text = torch.empty(0, dtype=torch.long)
         self._info: EngineInfo | None = None
         self._loaded_version = 0
         self._meter = Meter()
@@ -89,6 +91,7 @@ class SmallEngine:
             name="small", vocab_size=self._model.config.vocab_size, max_model_len=self._config.max_model_len,
             device_uuid="",
         )  # fmt: skip
+        self._without_text = torch.tensor(Tokens(self._folder).without_text(self._info.vocab_size), dtype=torch.long)  # never drawn
         self._loaded_version, self._stale, self._closing, self._num_drawn, self.latency = 0, False, False, 0, Latency()
         self._thread = threading.Thread(target=self._run, name="small-engine", daemon=True)
         self._thread.start()
@@ -116,6 +119,8 @@ class SmallEngine:
         self, prompt_ids: Sequence[int], sampling: SamplingSpec, request_id: str, *, stream: bool = True
     ) -> AsyncGenerator[Delta, None]:
         check_prompt(prompt_ids, vocab_size=self.info.vocab_size, max_model_len=self.info.max_model_len)
+        if sampling.bad_words or sampling.guided:
+            raise ValueError("engine: small knows no bad_words, regex or json_schema; engine: vllm does")
         await self.check()
         request = Request(
             request_id=request_id, tokens=list(prompt_ids), num_prompt=len(prompt_ids), sampling=sampling,
@@ -298,7 +303,8 @@ class SmallEngine:
             with torch.inference_mode():
                 output = self._model(torch.tensor([new]), past_key_values=request.cache, use_cache=True)
             request.cache = output.past_key_values
-            token, logprob = draw(output.logits[0, -1], request.sampling, request.generator)
+            logits = output.logits[0, -1].index_fill(0, self._without_text, -torch.inf)
+            token, logprob = draw(logits, request.sampling, request.generator)
         except Exception as error:  # one request's failure is its own
             request.max_new_tokens = request.num_drawn
             request.put(EngineUnavailableError(f"{type(error).__name__}: {error}"))

@@ -29,6 +29,7 @@ from rollout_server.engine import (
 )
 from rollout_server.latency import Latency
 from rollout_server.spans import SpanTrack
+from rollout_server.tokens import Tokens
 from rollout_server.vllm_accounting import Accounting
 from rollout_server.vllm_drawing import Part, by_columns, by_objects
 from rollout_server.vllm_intake import Intake
@@ -77,6 +78,9 @@ class VllmEngine(VllmUpdates):
         logger.info("tokens leave vLLM %s", f"by its own way, an object a token: {slow_reason}" if slow_reason else "in columns, a step at a time")
         workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
         await self._choose_apply(self._config.apply)
+        tokens = await asyncio.to_thread(Tokens, self._folder)
+        if without_text := tokens.without_text(self._engine.model_config.get_vocab_size()):
+            await self._rpc("headrace_forbid", without_text, timeout_s=60.0)
         model_config = self._engine.model_config
         self._info = EngineInfo(
             name=f"vllm {version}",
@@ -106,7 +110,7 @@ class VllmEngine(VllmUpdates):
             self._give_up(engine, accounting)
             if engine.output_handler is not None:
                 engine.output_handler.cancel()  # else it reports the end of its process as a failure
-            await asyncio.get_running_loop().run_in_executor(self._starter, engine.shutdown)
+            await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.shut_down, engine)
             engine.shutdown = lambda *_, **__: None  # its destructor calls it again, at a time when the interpreter has taken the modules away
 
     def _give_up(self, engine: Any, accounting: Accounting) -> None:

@@ -4,7 +4,7 @@
     take       consumes one request's tokens,  waits for a delta to be due,  unblocked by the last token, the interval or the engine's end
 
 vLLM's output processor is passed by: no object a token, no text, no task woken for every token. A stream's deltas lie at least
-`interval_s` apart, first and last token excepted; a request without stream is woken once.
+`interval_s` apart, first and last token excepted, and further where very many run; a request without stream is woken once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 from rollout_server.engine import EngineUnavailableError, Finish
 from rollout_server.vllm_accounting import Accounting
 from rollout_server.vllm_columns import ENDS, HANDLE, MARK, NO_TOKEN, rows_of
+
+MESSAGES_PER_S = 2500  # of all streams together, first and last ones excepted: about a quarter of a core of grpc.aio
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -118,7 +120,7 @@ class Intake(Accounting):
 
     def _step(self, columns: Sequence[Any]) -> None:
         """One step's rows, to the streams that still want them."""
-        streams, now_s = self._streams, asyncio.get_running_loop().time()
+        streams, now_s, interval_s = self._streams, asyncio.get_running_loop().time(), self._between_deltas_s()
         for handle, token, logprob, end in rows_of(*columns[:3]):
             stream = streams.get(handle)
             if stream is None:
@@ -130,10 +132,14 @@ class Intake(Accounting):
             if end:
                 self._end(stream, ENDS[end])
             elif stream.streaming and now_s >= stream.due_s:
-                stream.due_s = now_s + self._interval_s
+                stream.due_s = now_s + interval_s
                 stream.ready.set()
         if self._ticking is None and self._interval_s:
             self._tick()
+
+    def _between_deltas_s(self) -> float:
+        """The interval, or longer where so many run that their messages alone would fill this process."""
+        return max(self._interval_s, len(self._streams) / MESSAGES_PER_S) if self._interval_s else 0.0
 
     def _tick(self) -> None:
         """What waits for its interval while no step comes (a pause) is handed out all the same."""
@@ -141,7 +147,7 @@ class Intake(Accounting):
         loop = asyncio.get_running_loop()
         for stream in waiting:
             if stream.ids and loop.time() >= stream.due_s:
-                stream.due_s = loop.time() + self._interval_s
+                stream.due_s = loop.time() + self._between_deltas_s()
                 stream.ready.set()
         self._ticking = loop.call_later(self._interval_s, self._tick) if waiting else None
 

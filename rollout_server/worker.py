@@ -65,6 +65,7 @@ class WorkerExtension:
         the folder's tensors by name."""
         if faultpoints.planted() and not hasattr(self, "_headrace_landed"):
             _pass_the_point(self.model_runner)
+        _make_room_between_parts(self.model_runner)
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
@@ -82,6 +83,20 @@ class WorkerExtension:
             return str(error)
         self._headrace_flat = plan
         return ""
+
+    def headrace_forbid(self, ids: list[int]) -> None:
+        """These ids are never drawn from now on, whoever asks; a prompt's own log-probs (the probe) are not touched."""
+        sampler, places = self.model_runner.sampler, torch.tensor(ids, dtype=torch.long, device=self.device)
+        if isinstance(sampler, torch.nn.Module):
+            sampler.register_forward_pre_hook(lambda _, args, kwargs: _without(places, args, kwargs), with_kwargs=True)
+            return
+        sample = sampler.sample  # vLLM's second model runner
+
+        def without(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = _without(places, args, kwargs)
+            return sample(*args, **kwargs)
+
+        sampler.sample = without
 
     def headrace_begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         self._headrace_landing().begin_receive(group, manifest, timeout_s)
@@ -149,6 +164,23 @@ class WorkerExtension:
         if not hasattr(self, "_headrace_landed"):
             self._headrace_landed = Landing(self.device)
         return self._headrace_landed
+
+
+def _make_room_between_parts(model_runner: Any) -> None:
+    """Where layers lie in several parts: what a part gets from the one before. vLLM makes it in a warm-up, which it leaves out on a CPU."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    if not get_pp_group().is_first_rank and getattr(model_runner, "intermediate_tensors", False) is None:
+        model_runner.intermediate_tensors = model_runner.get_model().make_empty_intermediate_tensors(
+            batch_size=model_runner.max_num_tokens, dtype=model_runner.model_config.dtype, device=model_runner.device
+        )  # fmt: skip
+
+
+def _without(places: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sampler's arguments, with the logits (first, or by name) at these places of the vocabulary at -inf."""
+    logits = args[0] if args else kwargs["logits"]
+    logits.index_fill_(-1, places, -torch.inf)
+    return args, kwargs
 
 
 def _pass_the_point(model_runner: Any) -> None:
