@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ async def test_the_receipt_that_completes_a_group_says_so_and_the_rest_is_counte
         ({"sampling": {"group_size": 2, "max_new_tokens": 8, "oversample": 1}, "algorithm": REMAX}, "oversample=1 with advantage.kind=greedy_baseline"),
     ],
 )
-def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config_in(tmp_path, **changes)
 
