@@ -11,6 +11,7 @@ from learner.config import LearnerConfig
 from protos.mistakes import check_address, one_line
 from protos.security import resolve
 from reward_server.config import RewardConfig
+from reward_server.registry import unknown
 from rollout_server.config import RolloutConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def contradictions(
         *_lengths(learner, rollout),
         *_numbers(learner, rollout),
         *_files(learner),
+        *_scorers(reward),
         *_gpus(learner, rollout, reward, placement),
         *_security(learner),
         *_metrics(learner, rollout, reward),
@@ -150,6 +152,12 @@ def _files(learner: LearnerConfig) -> Iterator[str]:
     model = Path(learner.model).expanduser()
     if learner.model.startswith(("/", ".", "~")) and not (model / "config.json").is_file():
         yield f"model={learner.model!r}: {model / 'config.json'} does not exist; give a Hugging Face folder, or a hub id"
+
+
+def _scorers(reward: RewardConfig | None) -> Iterator[str]:
+    for index, scorer in enumerate(reward.scorers if reward else ()):
+        if scorer.use and ":" not in scorer.use and (why := unknown(scorer.use)):
+            yield f"reward.scorers.{index}.use: {why}"
 
 
 def _gpus(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None, placement: Placement) -> Iterator[str]:

@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 
 from protos import rpc, stacks
+from protos.gpus import Gpu
 from protos.learner.v1alpha1 import learner_pb2 as pb
-from protos.resources import Gpu
 from rollout_server.actor import Who
 from rollout_server.replica import Replica
 from rollout_server.weights.driver import UpdateDriver
@@ -181,7 +181,7 @@ class Membership:
         replica, stats = self._replica, self._replica.engine.stats()
         return pb.Heartbeat(
             state=replica.state, loaded_version=replica.engine.loaded_version, num_running=stats.num_running,
-            num_free=max(0, replica.max_num_seqs - stats.num_running),
+            num_free=max(0, replica.limit - stats.num_running),
             num_tokens=stats.num_tokens, idle_s=stats.idle_s, num_drawn=stats.num_tokens if stats.num_drawn is None else stats.num_drawn,
             num_scoring=replica.tally.scoring.num_now, drawing_s=replica.tally.drawing.seconds, scoring_s=replica.tally.scoring.seconds,
             num_scored=replica.tally.num_scored, num_unscored=replica.tally.num_unscored, gpus=[_gpu(gpu) for gpu in self._gpus()],

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
-from protos import stacks
+from protos import faultpoints, stacks
 from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.adapter import MergedStaging
+from protos.weights.errors import TransferError
 from protos.weights.ipc import visible_devices
 from protos.weights.landing import Landing
 from protos.weights.layout import Engine, engine_of, place_of
 from protos.weights.staging import Keep, VerifiedStaging
 from rollout_server.checkpoint import stored
 from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
+from rollout_server.weights.reloading import changed_by, packs_experts
 
 die_with_multiprocessing_parent()
 stacks.answering()
@@ -53,20 +55,24 @@ class WorkerExtension:
     _headrace_landed: Landing
     _headrace_folder: Path
     _headrace_shapes: dict[str, list[int]]
+    _headrace_refusal: str = ""  # why no update is taken
 
     def headrace_describe(self) -> dict[str, Any]:
         """Where this worker's part of the model lives: its number, device type and UUID, and the GPUs that it sees."""
         cuda = self.device.type == "cuda"
         uuid = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
-        return {"worker": _tensor_parallel()[1], "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
+        return {"worker": _number(), "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
 
     def headrace_prepare(self, folder: str, shapes: dict[str, list[int]], flat: bool) -> str:
         """Settles how updates are applied: "" for copies straight into the parameters, else why by the engine's loader. `shapes`: of
         the folder's tensors by name."""
+        if faultpoints.planted() and not hasattr(self, "_headrace_landed"):
+            _pass_the_point(self.model_runner)
+        _make_room_between_parts(self.model_runner)
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
-            self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
+            self._headrace_landed = Landing(self.device, worker=_number(), keep=_keep(engine) if num_workers > 1 and engine else None)
         self._headrace_flat = None
         self._headrace_folder, self._headrace_shapes = Path(folder), shapes
         try:
@@ -77,18 +83,44 @@ class WorkerExtension:
             plan = make_plan(self.model_runner.get_model(), {name: tuple(shape) for name, shape in shapes.items()}, engine)
             plan.check(_stored(Path(folder)))
         except NotPlain as error:
-            return str(error)
+            self._headrace_refusal = self._headrace_proved_loader()
+            return self._headrace_refusal or str(error)
         self._headrace_flat = plan
         return ""
 
+    def _headrace_proved_loader(self) -> str:
+        """Why the engine's loader cannot be used for updates of this model; "" where it can."""
+        model = self.model_runner.get_model() if hasattr(self, "model_runner") else None
+        model = self.model_runner.get_model()
+        if not packs_experts(model):
+            return ""
+        changed = changed_by(lambda: self._headrace_load(_stored(self._headrace_folder)), model)
+        if not changed:
+            return ""
+        return f"this vLLM packs the experts of this model and cannot take them again: loading the same files once more changed {changed}; updates are refused, serve a model without experts or another vLLM"
+
+    def headrace_forbid(self, ids: list[int]) -> None:
+        """These ids are never drawn from now on, whoever asks; a prompt's own log-probs (the probe) are not touched."""
+        sampler, places = self.model_runner.sampler, torch.tensor(ids, dtype=torch.long, device=self.device)
+        if isinstance(sampler, torch.nn.Module):
+            sampler.register_forward_pre_hook(lambda _, args, kwargs: _without(places, args, kwargs), with_kwargs=True)
+            return
+        sample = sampler.sample  # vLLM's second model runner
+
+        def without(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = _without(places, args, kwargs)
+            return sample(*args, **kwargs)
+
+        sampler.sample = without
+
     def headrace_begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
-        self._headrace_landing().begin_receive(group, manifest, timeout_s)
+        self._headrace_open_landing().begin_receive(group, manifest, timeout_s)
 
     def headrace_begin_folder(self, folder: str, manifest: bytes) -> None:
-        self._headrace_landing().begin_folder(folder, manifest)
+        self._headrace_open_landing().begin_folder(folder, manifest)
 
     def headrace_begin_chunks(self, manifest: bytes) -> None:
-        self._headrace_landing().begin_chunks(manifest)
+        self._headrace_open_landing().begin_chunks(manifest)
 
     def headrace_write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         self._headrace_landing().write_chunk(bucket, offset, data)
@@ -143,10 +175,44 @@ class WorkerExtension:
         self.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
         refresh_packed_vocabulary(self.model_runner.get_model())
 
+    def _headrace_open_landing(self) -> Landing:
+        """For a transfer to begin. Raises TransferError where this model takes no updates."""
+        if self._headrace_refusal:
+            raise TransferError(f"{self._headrace_refusal}; the old weights stay")
+        return self._headrace_landing()
+
     def _headrace_landing(self) -> Landing:
         if not hasattr(self, "_headrace_landed"):
             self._headrace_landed = Landing(self.device)
         return self._headrace_landed
+
+
+def _make_room_between_parts(model_runner: Any) -> None:
+    """Where layers lie in several parts: what a part gets from the one before. vLLM makes it in a warm-up, which it leaves out on a CPU."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    if not get_pp_group().is_first_rank and getattr(model_runner, "intermediate_tensors", False) is None:
+        model_runner.intermediate_tensors = model_runner.get_model().make_empty_intermediate_tensors(
+            batch_size=model_runner.max_num_tokens, dtype=model_runner.model_config.dtype, device=model_runner.device
+        )  # fmt: skip
+
+
+def _without(places: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sampler's arguments, with the logits (first, or by name) at these places of the vocabulary at -inf."""
+    logits = args[0] if args else kwargs["logits"]
+    logits.index_fill_(-1, places, -torch.inf)
+    return args, kwargs
+
+
+def _pass_the_point(model_runner: Any) -> None:
+    """Each step passes `engine_step` first; only where a test has planted a fault."""
+    execute = model_runner.execute_model
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        faultpoints.point("engine_step")
+        return execute(*args, **kwargs)
+
+    model_runner.execute_model = passing
 
 
 def _tensor_parallel() -> tuple[int, int]:
@@ -154,6 +220,14 @@ def _tensor_parallel() -> tuple[int, int]:
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     return get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+
+
+def _number() -> int:
+    """Which of the engine's workers this is: tensor-parallel ones of one part of the layers stand together."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    num_tensor_parallel, worker = _tensor_parallel()
+    return int(get_pp_group().rank_in_group) * num_tensor_parallel + worker
 
 
 def _keep(engine: Engine) -> Keep:

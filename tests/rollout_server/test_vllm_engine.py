@@ -93,7 +93,7 @@ async def test_the_seed_decides_the_tokens_in_any_company(engine: VllmEngine) ->
     assert among.ids == alone.ids
 
 
-async def test_a_stop_token_ends_the_sample_and_stays_in_it_even_as_its_only_token(engine: VllmEngine) -> None:
+async def test_a_stop_token_ends_the_sample_and_stays_in_it_even_as_its_only_token(engine: VllmEngine) -> None:  # faults.md 57, 58
     free = await drawn(engine, PROMPT, 3)
     assert free.last is not None and free.last.finish == "length" and len(free.ids) == 24
     only = await drawn(engine, PROMPT, 3, stop_token_ids=(free.ids[0],))
