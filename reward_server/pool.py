@@ -21,7 +21,7 @@ from typing import Any
 
 from reward_server import channel, rules
 from reward_server.accounts import Account, Limits, ScorerSpec, Told
-from reward_server.environment import scrubbed
+from protos.scrubbing import scrubbed
 from reward_server.fleet import Fleet
 from reward_server.lanes import Item, Lanes
 from reward_server.outcome import Answered, Outcome, Unscored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,30 @@ class Tokens:
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Ids of (role, content) turns in the chat template with a generation prompt. Raises ValueError without a template."""
+        return self.first_ids(self.render([{"role": role, "content": content} for role, content in messages], None), template=True)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str:
+        """The chat template's text with a generation prompt. Raises ValueError without a template, or where it refuses the messages."""
         if not self.has_template:
             raise ValueError("the model has no chat template; send text or prompt_ids")
-        turns = [{"role": role, "content": content} for role, content in messages]
         try:
-            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            return str(self._tokenizer.apply_chat_template([dict(message) for message in messages], tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False))
         except Exception as error:  # templates raise what they like, all of it about the messages
             raise ValueError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error
+
+    def first_ids(self, text: str, *, template: bool) -> list[int]:
+        """Ids of the beginning of a sequence. A template writes its own special tokens; raw text gets those that the tokenizer adds. Never two
+        beginning-of-sequence tokens."""
+        ids = list(self._tokenizer.encode(text, add_special_tokens=not template))
+        bos = self._tokenizer.bos_token_id
+        while bos is not None and ids[:2] == [bos, bos]:
+            del ids[0]
+        return ids
+
+    def more_ids(self, text: str) -> list[int]:
+        """Ids of text that goes on, without special tokens other than those written in it."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def piece(self, token: int) -> str:
+        """Text of one token, special or not; empty for an id without text."""
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)) if token < self.size else ""
