@@ -7,7 +7,7 @@ READY := .venv/.ready
 FAST := not slow and not chaos
 PACKAGES := protos learner rollout_server reward_server deploy headrace.py examples tests $(if $(wildcard benchmarks/*.py),benchmarks)
 
-.PHONY: help setup demo model smoke test test-full chaos check lint types imports contract stubs fix protos baseline bench
+.PHONY: help setup demo model smoke test test-full chaos soak check lint types imports contract stubs fix protos baseline bench
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -37,6 +37,9 @@ test-full: $(READY) ## all tests but chaos: real models, whole runs, killed proc
 
 chaos: $(READY) ## 30 minutes of faults in whole runs, seeds printed, the audit clean after each (needs root)
 	$(BIN)/python -m pytest -q -s -m chaos tests/chaos $(ARGS)
+
+soak: $(READY) ## an hour of a real vLLM server under a mix of clients: memory flat, nothing left behind (ARGS="--minutes 5" for less)
+	@$(BIN)/python -m tests.system.soak $(ARGS)
 
 check: $(READY) ## all of continuous integration; every part runs, any failure fails
 	@$(MAKE) --no-print-directory --keep-going lint types imports contract stubs test

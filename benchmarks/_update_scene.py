@@ -93,14 +93,13 @@ class Scene:
 
 @asynccontextmanager
 async def scene(model: Path, root: Path, *, transport: str, device: str, bucket_mib: int = 256, **settings: Any) -> AsyncIterator[Scene]:
-    """settings: of RolloutConfig."""
+    """Engine and trainer, which start side by side. settings: of RolloutConfig."""
     engine = VllmEngine(RolloutConfig(model=str(model), **settings), model)
-    await engine.start()
+    starting = asyncio.create_task(TrainerProcess.start(model, root, device=device, transport=transport, bucket_mib=bucket_mib))
     try:
-        trainer = await TrainerProcess.start(model, root, device=device, transport=transport, bucket_mib=bucket_mib)
-        try:
-            yield Scene(engine=engine, trainer=trainer, transport=transport)
-        finally:
-            await trainer.stop()
+        await engine.start()
+        yield Scene(engine=engine, trainer=await starting, transport=transport)
     finally:
+        with suppress(Exception):  # what it raised has been raised above
+            await (await starting).stop()
         await engine.stop()

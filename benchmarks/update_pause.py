@@ -4,7 +4,8 @@ A random model of half a gigabyte served by vLLM with 256 requests in flight, 24
 16 as streams; a trainer process on the same GPU sends a version every 5 s by CUDA IPC, beside generation. Windows of 5 s with one
 update and without any take turns. A gap is the time between two messages of one stream; the excess of a window is its longest gap
 less the median gap. Peer: one flat device copy of the same bytes. Tokens are counted as they leave the engine. After the first and the
-last update a sample's log-probs are held against the trainer's own forward pass. Progress goes to stderr, a JSON line a window.
+last update a sample's log-probs are held against the trainer's own forward pass. For each window also where its longest gap comes from
+(benchmarks/_stalls.py). Progress goes to stderr, a JSON line a window, and with --partial FILE what was found so far to a file.
 `--device cpu --transport gloo --hidden 64 --layers 2` goes through the same motions on a CPU; its bars mean nothing.
 """
 
@@ -17,13 +18,16 @@ import random
 import statistics
 import sys
 import tempfile
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _line
 from benchmarks._line import Bar, Pair
-from benchmarks._update_scene import Scene, scene
+from benchmarks._stalls import Stalls
+from benchmarks._update_scene import Scene, Update, scene
 from deploy.models import tiny
 from rollout_server.engine import SamplingSpec
 
@@ -78,15 +82,16 @@ class Load:
                     self.num_aborted += delta.finish == "abort"
 
 
-async def window(made: Scene, load: Load, seconds: float, seed: int | None) -> dict[str, Any]:
+async def window(made: Scene, load: Load, stalls: Stalls, seconds: float, seed: int | None) -> dict[str, Any]:
     """One window; with a seed one update, begun at its start."""
     loop = asyncio.get_running_loop()
+    stalls.reset()
     load.gaps_s, tokens, began = [], load.num_tokens, loop.time()
     update = await made.update(seed) if seed is not None else None
     await asyncio.sleep(max(0.0, seconds - (loop.time() - began)))
     load.check()
     took_s = loop.time() - began
-    found = {"rate": (load.num_tokens - tokens) / took_s, "excess_s": max(load.gaps_s) - statistics.median(load.gaps_s), "median_s": statistics.median(load.gaps_s)}
+    found = {"rate": (load.num_tokens - tokens) / took_s, "excess_s": max(load.gaps_s) - statistics.median(load.gaps_s), "median_s": statistics.median(load.gaps_s), "stalls": stalls.found()}
     pieces = {} if update is None else {"pause_s": update.times.pause_s, "transfer_s": update.transfer_s, **update.times.pieces_s}
     print(json.dumps({**found, **pieces}), file=sys.stderr, flush=True)
     return {**found, "update": update}
@@ -100,47 +105,96 @@ async def difference(made: Scene) -> float:
     return float(sum(abs(a - b) for a, b in zip(delta.logprobs, theirs, strict=True)) / 64)
 
 
-async def measure(options: argparse.Namespace) -> tuple[list[Bar], list[Pair], dict[str, Any]]:
+@dataclass(kw_only=True, slots=True)
+class Found:
+    """What the windows gave so far."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    stalls: list[dict[str, Any]] = field(default_factory=list)  # of each pair: with an update, and without
+    differences: list[float] = field(default_factory=list)  # nat
+    num_aborted: int = 0
+
+    def add(self, window_with: dict[str, Any], window_without: dict[str, Any]) -> None:
+        self.updates.append(window_with["update"])
+        self.stalls.append({"with": window_with["stalls"], "without": window_without["stalls"]})
+        self.pairs.append({
+            "excess_ms": 1e3 * window_with["excess_s"], "excess_without_ms": 1e3 * window_without["excess_s"], "engine_excess_ms": window_with["stalls"]["engine_excess_ms"],
+            "engine_excess_without_ms": window_without["stalls"]["engine_excess_ms"], "tokens_per_s": window_with["rate"], "tokens_per_s_without": window_without["rate"],
+            "median_gap_ms": 1e3 * window_without["median_s"],
+        })  # fmt: skip
+
+    def median(self, name: str) -> float:
+        return round(statistics.median(pair[name] for pair in self.pairs), 2)
+
+    def bars(self, copy_s: float) -> list[Bar]:
+        return [
+            Bar(name="gap_excess_ms", value=self.median("excess_ms"), op="<=", bar=round(2e3 * copy_s + 15, 2)),
+            Bar(name="aborted", value=self.num_aborted, op="==", bar=0),
+            Bar(name="logprob_difference", value=max(self.differences), op="<=", bar=NOISE),
+            Bar(name="tokens_lost_share", value=1 - _line.ratio(self.pairs, "tokens_per_s", "tokens_per_s_without"), op="<=", bar=0.03),
+        ]
+
+    def notes(self) -> dict[str, Any]:
+        updates = self.updates
+        return {
+            "num_bytes": updates[0].num_bytes, "pause_ms": round(1e3 * statistics.median(u.times.pause_s for u in updates), 2),
+            "pieces_ms": {name: round(1e3 * statistics.median(u.times.pieces_s[name] for u in updates), 3) for name in updates[0].times.pieces_s},
+            "transfer_ms": round(1e3 * statistics.median(u.transfer_s for u in updates), 1), "worst_excess_ms": round(max(pair["excess_ms"] for pair in self.pairs), 2),
+            # What an update adds to the longest gap: of the streams, and of the engine's own steps.
+            "excess_added_ms": round(self.median("excess_ms") - self.median("excess_without_ms"), 2), "engine_excess_added_ms": round(self.median("engine_excess_ms") - self.median("engine_excess_without_ms"), 2),
+            "engine_excess_ms": self.median("engine_excess_ms"), "stalls": self.stalls,
+        }  # fmt: skip
+
+
+def keep(path: Path | None, line: dict[str, Any]) -> None:
+    """What is known so far, for a run that may be cut off."""
+    if path is not None:
+        path.write_text(json.dumps({**line, "partial": True}, indent=1))
+
+
+async def windows(made: Scene, options: argparse.Namespace) -> tuple[list[Bar], list[Pair], dict[str, Any]]:
+    """Pairs of windows under load: (bars, pairs, notes)."""
+    stalls, load, found = Stalls(made.engine._engine), Load(made, options.requests, options.streams), Found()
+    beat = asyncio.create_task(stalls.loop_beat())
+    copy_s = (await made.trainer.ask("copy"))["copy_s"] if options.device == "cuda" else 0.0
+    load.start()
+    await window(made, load, stalls, 2.0, 0)  # groups are made, everything has been compiled
+    found.differences.append(await difference(made))
+    await window(made, load, stalls, 2.0, 1)
+    for turn in range(max(options.pairs, _line.MIN_PAIRS)):
+        order = [True, False] if turn % 2 else [False, True]
+        pair = {with_update: await window(made, load, stalls, options.seconds, 10 + turn if with_update else None) for with_update in order}
+        found.add(pair[True], pair[False])
+        found.num_aborted = load.num_aborted
+        keep(options.partial, {"flat_copy_ms": 1e3 * copy_s, "bars": [bar.to_json() for bar in found.bars(copy_s)], "pairs": found.pairs, "notes": found.notes()})
+    found.differences.append(await difference(made))
+    await load.stop()
+    beat.cancel()
+    found.num_aborted = load.num_aborted
+    reason = made.engine.apply_reason
+    notes = {"flat_copy_ms": round(1e3 * copy_s, 3), "applied_by": "copies" if not reason else f"loader: {reason}", "in_flight": options.in_flight, "requests": options.requests, "streams": options.streams}
+    return found.bars(copy_s), found.pairs, {**notes, **found.notes()}
+
+
+@asynccontextmanager
+async def half_a_gigabyte(options: argparse.Namespace) -> AsyncIterator[Scene]:
+    """The scene of a random model of options.hidden and options.layers."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory(dir="/dev/shm") as root:
         heads = max(1, options.hidden // 64)
         model = tiny(Path(name) / "model", architecture="qwen3", hidden=options.hidden, layers=options.layers, heads=heads, kv_heads=max(1, heads // 2), head_dim=64, init_std=0.02)
-        settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_fraction": 0.5, "in_flight": options.in_flight, "enforce_eager": options.eager, "apply": options.apply}
+        settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_fraction": 0.5, "in_flight": options.in_flight, "enforce_eager": options.eager, "apply": options.apply, "delta_interval_s": 0.0}
         async with scene(model, Path(root), transport=options.transport, device=options.device, **settings) as made:
-            load = Load(made, options.requests, options.streams)
-            load.start()
-            await window(made, load, 2.0, 0)  # groups are made, everything has been compiled
-            differences = [await difference(made)]
-            await window(made, load, 2.0, 1)
-            pairs, updates = [], []
-            for turn in range(max(options.pairs, _line.MIN_PAIRS)):
-                order = [True, False] if turn % 2 else [False, True]
-                found = {with_update: await window(made, load, options.seconds, 10 + turn if with_update else None) for with_update in order}
-                updates.append(found[True]["update"])
-                pairs.append({
-                    "excess_ms": 1e3 * found[True]["excess_s"], "excess_without_ms": 1e3 * found[False]["excess_s"], "tokens_per_s": found[True]["rate"],
-                    "tokens_per_s_without": found[False]["rate"], "median_gap_ms": 1e3 * found[False]["median_s"],
-                })  # fmt: skip
-            copy_s = (await made.trainer.ask("copy"))["copy_s"] if options.device == "cuda" else 0.0
-            differences.append(await difference(made))
-            await load.stop()
-            aborted, reason = load.num_aborted, made.engine.apply_reason
-    bars = [
-        Bar(name="gap_excess_ms", value=statistics.median(pair["excess_ms"] for pair in pairs), op="<=", bar=round(2e3 * copy_s + 15, 2)),
-        Bar(name="aborted", value=aborted, op="==", bar=0),
-        Bar(name="logprob_difference", value=max(differences), op="<=", bar=NOISE),
-        Bar(name="tokens_lost_share", value=1 - _line.ratio(pairs, "tokens_per_s", "tokens_per_s_without"), op="<=", bar=0.03),
-    ]
-    pieces = {name: round(1e3 * statistics.median(u.times.pieces_s[name] for u in updates), 3) for name in updates[0].times.pieces_s}
-    notes = {
-        "flat_copy_ms": round(1e3 * copy_s, 3), "num_bytes": updates[0].num_bytes, "pause_ms": round(1e3 * statistics.median(u.times.pause_s for u in updates), 2), "pieces_ms": pieces,
-        "transfer_ms": round(1e3 * statistics.median(u.transfer_s for u in updates), 1), "applied_by": "copies" if not reason else f"loader: {reason}", "in_flight": options.in_flight,
-        "worst_excess_ms": round(max(pair["excess_ms"] for pair in pairs), 2), "requests": options.requests, "streams": options.streams,
-    }  # fmt: skip
-    return bars, pairs, notes
+            yield made
 
 
-def main() -> None:
-    parser = _line.options(__doc__)
+async def measure(options: argparse.Namespace) -> tuple[list[Bar], list[Pair], dict[str, Any]]:
+    async with half_a_gigabyte(options) as made:
+        return await windows(made, options)
+
+
+def arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options of the windows and of the scene."""
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--requests", type=int, default=NUM_REQUESTS, help="in flight, streams among them")
@@ -151,8 +205,13 @@ def main() -> None:
     parser.add_argument("--apply", choices=("auto", "loader"), default="auto")
     parser.add_argument("--transport", default="ipc")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--eager", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--eager", action="store_true", help="no compilation: a quicker start")
+    parser.add_argument("--partial", type=Path, default=None, help="a file that holds what was found so far")
+    return parser
+
+
+def main() -> None:
+    options = arguments(_line.options(__doc__)).parse_args()
     bars, pairs, notes = asyncio.run(measure(options))
     _line.report("update_pause", bars=bars, pairs=pairs, packages=("torch",), quiet=options.json, notes=notes)
 

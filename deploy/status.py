@@ -32,7 +32,7 @@ def address_of(target: str) -> str:
 
 
 def security_of(target: str, *, ca: Path | None = None, token_env: str = "", token_file: Path | None = None) -> Security:
-    """What a learner is called with: the options, or what the configuration in a run folder says. Raises Mistakes."""
+    """What a service is called with: the options, or what the configuration in a run folder says. Raises Mistakes."""
     file = Path(target).expanduser() / "resolved" / "learner.json"
     try:
         if not (ca or token_env or token_file) and file.is_file():
@@ -60,8 +60,16 @@ async def fetch(address: str, security: Security = OPEN) -> learner_pb2.GetStatu
                 learner_pb2.GetStatusRequest(), timeout=deadline_s("GetStatus")
             )
         except grpc.aio.AioRpcError as error:
-            raise Mistakes([f"no learner answers on {address} ({error.code().name}): is the run over, or the address another?"]) from None
+            raise Mistakes([unanswered("learner", address, error, security)]) from None
     return answer
+
+
+def unanswered(service: str, address: str, error: grpc.aio.AioRpcError, security: Security) -> str:
+    """One line: which service did not answer, and what to give when it is a matter of credentials."""
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return f"the {service} on {address} asks for a bearer token, and {'takes another one than was given' if security.token else 'none was given'}; give --token-file or --token-env"
+    trust = "its certificate is none that --ca vouches for" if security.ca else "it speaks TLS (give --ca)"
+    return f"no {service} answers on {address} ({error.code().name}): it is over, the address is another, or {trust}"
 
 
 def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:

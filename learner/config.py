@@ -101,7 +101,7 @@ class FilterConfig(Section):
 class OptimizerConfig(Section):
     """One update a minibatch."""
 
-    kind: Literal["adamw", "muon"] = Field("adamw", description="muon: for the matrices between hidden states, AdamW for everything else")
+    kind: Literal["adamw", "adamw_8bit", "muon"] = Field("adamw", description="adamw_8bit: moments of a byte each (torchao); muon: for the matrices between hidden states, AdamW for everything else")
     lr: float = Field(1e-6, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
@@ -280,6 +280,13 @@ class LearnerConfig(Section):
             raise ValueError(f"critic is set with algorithm {self.algorithm.name} (advantage.kind={self.algorithm.advantage.kind}): only advantage.kind=gae (name=ppo) has a critic; leave it out")
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError(f"critic.warmup_steps={self.critic.warmup_steps} is not less than steps={self.steps}: the actor would never be trained; use fewer")
+        return self
+
+    @model_validator(mode="after")
+    def _states_once_smaller(self) -> LearnerConfig:
+        for key, optimizer in (("optimizer", self.optimizer), *((("critic.optimizer", self.critic.optimizer),) if self.critic else ())):
+            if optimizer.kind == "adamw_8bit" and self.trainer.offload:
+                raise ValueError(f"{key}.kind=adamw_8bit with trainer.offload=true: the moments rest in CPU memory, where the update would be computed without compiled kernels; use kind=adamw, or leave offload out")
         return self
 
     @property

@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from protos import bearer
+from protos.bearer import BlockingBearer
 from protos.guard import Guard
 from protos.mistakes import check_address
 from protos.security import OPEN, Security, is_loopback
@@ -70,7 +72,7 @@ def deadline_s(method: str) -> float | None:
 
 def channel(address: str, security: Security = OPEN) -> grpc.aio.Channel:
     """A client channel to `host:port`; connects lazily and for ever."""
-    interceptors = [_TokenClient(security.token)] if security.token else []
+    interceptors = bearer.interceptors(security.token)
     if security.ca is not None:
         credentials = grpc.ssl_channel_credentials(security.ca.read_bytes())
         return grpc.aio.secure_channel(address, credentials, options=_CLIENT, interceptors=interceptors)
@@ -83,52 +85,7 @@ def blocking_channel(address: str, security: Security = OPEN) -> grpc.Channel:
         opened = grpc.secure_channel(address, grpc.ssl_channel_credentials(security.ca.read_bytes()), options=_CLIENT)
     else:
         opened = grpc.insecure_channel(address, options=_CLIENT)
-    return grpc.intercept_channel(opened, _BlockingTokenClient(security.token)) if security.token else opened
-
-
-class _BlockingTokenClient(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Adds the bearer token to every call of a thread's channel."""
-
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
-
-    def _with_token(self, details: Any) -> Any:
-        metadata = (*(details.metadata or ()), self._header)
-        return details._replace(metadata=metadata)
-
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._with_token(client_call_details), request)
-
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._with_token(client_call_details), request)
-
-
-class _TokenClient(
-    grpc.aio.UnaryUnaryClientInterceptor,
-    grpc.aio.UnaryStreamClientInterceptor,
-    grpc.aio.StreamUnaryClientInterceptor,
-    grpc.aio.StreamStreamClientInterceptor,
-):
-    """Adds the bearer token to every call."""
-
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
-
-    def _with_token(self, details: Any) -> Any:
-        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
-        return details._replace(metadata=metadata)
-
-    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(self._with_token(client_call_details), request)
-
-    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(self._with_token(client_call_details), request)
-
-    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return await continuation(self._with_token(client_call_details), request_iterator)
-
-    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return await continuation(self._with_token(client_call_details), request_iterator)
+    return grpc.intercept_channel(opened, BlockingBearer(security.token)) if security.token else opened
 
 
 class Server:

@@ -56,6 +56,7 @@ def prepare_environment(config: RolloutConfig, *, on_gpu: bool) -> None:
 
 
 CPU_BLOCK_TOKENS = 32  # vLLM's CPU attention knows only multiples of it
+CPU_BATCH_TOKENS = 2048  # of all requests in one step
 
 
 def no_columns(config: RolloutConfig, version: str) -> str:
@@ -73,9 +74,12 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool, colum
     """Arguments of AsyncEngineArgs, the same names in 0.26 to 0.33. Raises ValueError for what vLLM could only refuse in a child."""
     if not on_gpu and config.block_size % CPU_BLOCK_TOKENS:
         raise ValueError(f"block_size={config.block_size} must be a multiple of {CPU_BLOCK_TOKENS} on CPU; take {CPU_BLOCK_TOKENS}")
-    memory: dict[str, Any] = (
-        {"gpu_memory_utilization": config.gpu_memory_fraction} if on_gpu else {"kv_cache_memory_bytes": config.kv_cache_bytes}
-    )
+    of_device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_fraction}
+    if not on_gpu:
+        # A prompt is computed in one step: of one that is cut, vLLM on a CPU draws a token it does not want and cannot take the draw
+        # back from the request's generator (a RuntimeError that ends its process).
+        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCH_TOKENS, config.max_model_len)}
+        of_device = {"kv_cache_memory_bytes": config.kv_cache_bytes, **whole}
     return {
         "model": str(folder),
         "dtype": config.dtype,
@@ -91,7 +95,7 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool, colum
         "disable_log_stats": not config.metrics_address,
         "worker_extension_cls": "rollout_server.worker.WorkerExtension",
         **({"scheduler_cls": "rollout_server.vllm_scheduler.scheduler"} if columns else {}),
-        **memory,
+        **of_device,
     }
 
 

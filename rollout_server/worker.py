@@ -63,7 +63,8 @@ class WorkerExtension:
         the folder's tensors by name."""
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
-        self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
+        if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
+            self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
         self._headrace_flat = None
         self._headrace_folder, self._headrace_shapes = Path(folder), shapes
         try:

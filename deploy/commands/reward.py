@@ -1,14 +1,18 @@
-"""`headrace reward`: scorers without a server."""
+"""`headrace reward`: scorers, here or at a server that runs."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.commands.shared import Sets, says_mistakes
+from deploy.commands.shared import Ca, Sets, TokenEnv, TokenFile, says_mistakes
+
+if TYPE_CHECKING:
+    from deploy.reward_try import Line, Row
 
 reward = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Try scorers.")
 
@@ -24,12 +28,40 @@ def reward_try(
     completion_field: Annotated[str, typer.Option(help="Field with the completion, or a list of them.")] = "completion",
     most: Annotated[int, typer.Option(min=1, help="Lines of the table at most; the summary counts all.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each score instead of a table.")] = False,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Ask this reward server, and start no scorers here.")] = "",
+    ca: Ca = None,
+    token_file: TokenFile = None,
+    token_env: TokenEnv = "",
     sets: Sets = [],  # noqa: B006
 ) -> None:
-    """Score the lines of a file, as a reward server would, and show a table.
+    """Score the lines of a file, as a reward server would or by one that runs, and show a table.
 
     Example: headrace reward try answers.jsonl --scorer answer=last_number --scorer maths=math
     """
+    from deploy import reward_try as trying
+    from deploy.mistakes import Mistakes
+    from deploy.reward_asked import asked
+    from deploy.status import security_of
+    from protos.mistakes import check_address
+
+    here = {"--config": config, "--scorer": scorer, "--set": sets}
+    if server and (given := [name for name, value in here.items() if value]):
+        raise Mistakes([f"--server {server} with {given[0]}: that server has scorers of its own; remove one of the two"])
+    if not server and (ca or token_file or token_env):
+        raise Mistakes(["--ca, --token-file and --token-env are for --server, and it is not given; add it, or remove them"])
+    lines = trying.read(file, prompt_field=prompt_field, completion_field=completion_field)
+    if server:
+        check_address("--server", server)
+        credentials = security_of(server, ca=ca, token_env=token_env, token_file=token_file)
+        names, found = asyncio.run(asked(server, credentials, lines, only))
+    else:
+        names, found = _tried(config, scorer, sets, lines, only)
+    for words in trying.records(found) if as_json else trying.table(found, names, most):
+        typer.echo(words)
+
+
+def _tried(config: Path | None, scorer: list[str], sets: list[str], lines: Sequence[Line], only: list[str]) -> tuple[list[str], list[Row]]:
+    """Names and rows of scorers that are started here. Raises Mistakes."""
     from deploy import reward_try as trying
     from deploy.mistakes import Mistakes
     from deploy.serve import parse_scorers, resolve
@@ -41,7 +73,4 @@ def reward_try(
     if unknown := [name for name in only if name not in known]:
         raise Mistakes([f"--only {unknown[0]}: none of the scorers {', '.join(known)}"])
     names = only or known
-    lines = trying.read(file, prompt_field=prompt_field, completion_field=completion_field)
-    found = asyncio.run(trying.rows(resolved, lines, names))
-    for words in trying.records(found) if as_json else trying.table(found, names, most):
-        typer.echo(words)
+    return names, asyncio.run(trying.rows(resolved, lines, names))

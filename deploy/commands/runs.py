@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.commands.shared import Sets, say, says_mistakes
+from deploy.commands.shared import Ca, Sets, TokenEnv, TokenFile, say, says_mistakes
 
 
 class Backend(StrEnum):
@@ -64,10 +64,11 @@ def validate(file: Annotated[Path, typer.Argument(help="Run file.")], sets: Sets
 def status(
     target: Annotated[str, typer.Argument(metavar="[ADDRESS|RUN_DIR]", help="HOST:PORT of a learner, or a run folder.")] = "127.0.0.1:7430",
     watch: Annotated[bool, typer.Option(help="Again every two seconds until the run is over.")] = False,
-    ca: Annotated[Path | None, typer.Option(help="Certificates to check the learner's against; a run folder knows its own.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the learner's token; as above.")] = None,
+    ca: Ca = None,
+    token_file: TokenFile = None,
+    token_env: TokenEnv = "",
 ) -> None:
-    """What a running run is doing: account, versions, staleness, replicas.
+    """What a running run is doing: account, versions, staleness, replicas. A run folder knows its own certificates and token.
 
     Example: headrace status runs/first --watch
     """
@@ -75,7 +76,7 @@ def status(
 
     while True:
         try:
-            answer = asyncio.run(fetch(address_of(target), security_of(target, ca=ca, token_file=token_file)))
+            answer = asyncio.run(fetch(address_of(target), security_of(target, ca=ca, token_env=token_env, token_file=token_file)))
         except ValueError:
             if words := at_rest(target):
                 typer.echo(words)

@@ -1,4 +1,4 @@
-"""What every command shares: the two option kinds, and how a mistake is said."""
+"""What every command shares: options that several have, and how a mistake is said."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from typer.core import TyperGroup
 
 Command = TypeVar("Command", bound=Callable[..., None])
 Sets = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any other field, dotted, as often as needed.")]
+Ca = Annotated[Path | None, typer.Option(help="Certificates to check the service's against, PEM: it is called by TLS.")]
+TokenFile = Annotated[Path | None, typer.Option(help="File with the service's bearer token.")]
+TokenEnv = Annotated[str, typer.Option(metavar="VARIABLE", help="Environment variable with the token, instead of a file.")]
 RunDir = Annotated[Path | None, typer.Option(help="Run folder; one that exists is resumed. Default: runs/COMMAND-TIME.")]
 
 

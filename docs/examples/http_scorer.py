@@ -6,6 +6,8 @@ It becomes a scorer of a reward server by four lines of YAML:
       - name: brevity
         http: {urls: ["http://127.0.0.1:9000/score"]}
         limit_s: 10
+
+A prompt's record says in its field `most` how many characters an answer may have: `{"prompt": "Name a river.", "most": 200}`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ async def score(batch: Batch) -> dict[str, Any]:
 
 
 def _one(item: Item) -> dict[str, Any]:
-    if "most" not in item.fields:
-        return {"id": item.id, "unscored": "the record does not say how long an answer may be"}
-    brevity = max(0.0, 1.0 - len(item.completion) / item.fields["most"])
+    most = item.fields.get("most")
+    if not isinstance(most, int | float) or most < 1:
+        return {"id": item.id, "unscored": f"the record does not say how long an answer may be: most={most!r}; give a number of characters"}
+    brevity = max(0.0, 1.0 - len(item.completion) / most)
     return {"id": item.id, "score": brevity, "parts": {"characters": len(item.completion)}}

@@ -35,6 +35,7 @@ from torch.distributed.tensor import DTensor
 
 from learner.sums import write_sums
 from learner.trainer.accord import Accord
+from learner.trainer.adamw8 import Packed
 from learner.trainer.feed import Feed
 from learner.trainer.optimizer import Optimizer
 from protos import faultpoints
@@ -46,9 +47,9 @@ _SAID_CHARS = 400  # of an error, told to the other ranks
 
 
 def training_state(
-    model: nn.Module, optimizer: Optimizer, policy_step: int, reference: Mapping[str, Tensor] | None = None, control: Mapping[str, Tensor] | None = None
+    model: nn.Module, optimizer: Optimizer, policy_step: int, reference: Mapping[str, Tensor | Packed] | None = None, control: Mapping[str, Tensor] | None = None
 ) -> dict[str, Any]:
-    """Everything a cut holds, as tensors that share memory with the live ones (loading writes into them).
+    """Everything a cut holds, as tensors that share memory with the live ones (loading writes into them), or moments still packed.
 
     reference: weights of a KL reference that follows the policy; control: numbers that follow what was measured; None or empty: there are none.
     """
@@ -56,7 +57,7 @@ def training_state(
         **({"control": dict(control)} if control else {}),
         **({"reference": dict(reference)} if reference else {}),
         "model": {name: parameter.detach() for name, parameter in model.named_parameters()},
-        "optimizer": optimizer.state(),
+        "optimizer": {**optimizer.state(), **optimizer.packed()},
         "counters": {name: torch.tensor(value) for name, value in _counters(optimizer, policy_step).items()},
         "random": {f"rank-{dist.get_rank()}": random_state()},
     }
@@ -101,7 +102,7 @@ def set_random_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def restore(folder: Path, model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor] | None = None, control: Mapping[str, Tensor] | None = None) -> int:
+def restore(folder: Path, model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor | Packed] | None = None, control: Mapping[str, Tensor] | None = None) -> int:
     """Loads a cut into model and optimizer, at any world size; its policy step. Collective.
 
     Ranks beyond the number that saved keep the random state they have; a control that the cut knows nothing of stays as it is.
@@ -112,7 +113,9 @@ def restore(folder: Path, model: nn.Module, optimizer: Optimizer, reference: Map
     own = f"random.rank-{dist.get_rank()}.torch"
     if own not in saved:
         del state["random"]
-    dcp.load(state, checkpoint_id=folder)
+    opened = _opened(state)
+    dcp.load(opened, checkpoint_id=folder)
+    _pack(state, opened)
     counters = {name: int(value) for name, value in state["counters"].items()}
     optimizer.num_updates, optimizer.num_skipped = counters["updates"], counters["skipped"]
     if "random" in state:
@@ -124,10 +127,28 @@ def _copy(value: Any, into: Any) -> Any:
     """A copy in host memory of nested dicts of tensors; `into` (an earlier copy, or None) is used again where it fits."""
     if isinstance(value, dict):
         return {key: _copy(inner, into.get(key) if isinstance(into, dict) else None) for key, inner in value.items()}
+    if isinstance(value, Packed):
+        return value.unpacked(into)
     if isinstance(into, Tensor) and into.shape == value.shape and into.dtype == value.dtype:
         _local(into).copy_(_local(value.detach()))
         return into
     return value.detach().clone() if value.device.type == "cpu" else value.detach().to("cpu", copy=True)
+
+
+def _opened(value: Any) -> Any:
+    """The same nested dicts, packed moments as tensors to load into."""
+    if isinstance(value, dict):
+        return {key: _opened(inner) for key, inner in value.items()}
+    return value.unpacked() if isinstance(value, Packed) else value
+
+
+def _pack(value: Any, opened: Any) -> None:
+    """What was loaded into `opened` goes into the packed moments."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _pack(inner, opened[key])
+    elif isinstance(value, Packed):
+        value.pack(opened)
 
 
 def _local(value: Tensor) -> Tensor:
@@ -191,7 +212,7 @@ class Saver:
 
     def __init__(
         self, *, folder: Path, model: nn.Module, optimizer: Optimizer, feed: Feed, write: Callable[..., object] = dcp.save,
-        reference: Callable[[], Mapping[str, Tensor]] = dict, control: Mapping[str, Tensor] | None = None, limit_s: float = 1800.0,
+        reference: Callable[[], Mapping[str, Tensor | Packed]] = dict, control: Mapping[str, Tensor] | None = None, limit_s: float = 1800.0,
     ) -> None:  # fmt: skip
         """Collective. reference: its weights now; control: see training_state. limit_s: each part of a save (copy, write, mark) has failed after this."""
         self._folder, self._model, self._optimizer, self._feed, self._write = folder, model, optimizer, feed, write

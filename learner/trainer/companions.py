@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learner.config import LearnerConfig
+from learner.trainer.adamw8 import Packed
 from learner.trainer.companion import Companion, Following
 from learner.trainer.critic import Critic, load_value_model
 from learner.trainer.engine import engine_of
@@ -35,7 +36,7 @@ def load_companions(config: LearnerConfig, policy: Policy, model_dir: Path, worl
     return made
 
 
-def followed(companions: Companions, critic: Critic | None = None) -> dict[str, Tensor]:
+def followed(companions: Companions, critic: Critic | None = None) -> dict[str, Tensor | Packed]:
     """What a cut must hold beside the policy: a reference that follows it, and a critic. Memory shared with the live ones, as they lie now."""
     reference = dict(companions["reference"].state()) if "reference" in companions else {}
     return {**reference, **(critic.state() if critic is not None else {})}

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from learner.algorithms.aggregation import token_mean
 from learner.algorithms.value_loss import clipped_value_loss
+from learner.trainer.adamw8 import Packed
 from learner.trainer.engine import Engine, fitted, hidden_states, layers_of, prepare_layers, windows_of
 from learner.trainer.loading import WeightFiles, build_on_meta, fill_weights, materialize, on_meta, own_block
 from learner.trainer.model import refuse_unknown_forms, shard
@@ -109,11 +110,12 @@ class Critic:
         """Collective. Clips and steps, or skips when the critic's own gradient norm is not finite."""
         return self.optimizer.update()
 
-    def state(self) -> Mapping[str, Tensor]:
+    def state(self) -> Mapping[str, Tensor | Packed]:
         """What a cut holds of it, as tensors that share memory with the live ones: weights, moments, and how many updates were made and skipped."""
         self._counters[0], self._counters[1] = self.optimizer.num_updates, self.optimizer.num_skipped
         weights = {f"critic.model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
-        return {**weights, **{f"critic.optimizer.{name}": value for name, value in self.optimizer.state().items()}, "critic.counters": self._counters}
+        moments: dict[str, Tensor | Packed] = {**self.optimizer.state(), **self.optimizer.packed()}
+        return {**weights, **{f"critic.optimizer.{name}": value for name, value in moments.items()}, "critic.counters": self._counters}
 
     def restored(self) -> None:
         """After a cut was loaded into `state`."""

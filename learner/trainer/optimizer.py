@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from learner.config import OptimizerConfig
-from learner.trainer.adamw import KEYS, AdamW, local
+from learner.trainer.adamw import AdamW, local
+from learner.trainer.adamw8 import AdamW8, Packed
 from learner.trainer.schedule import learning_rate
 
 _NOT_MATRICES = ("embed", "wte", "wpe", "lm_head", "score", "head.")  # two-dimensional, but tables: Muon is for maps between hidden states
@@ -32,12 +33,13 @@ class Optimizer:
     """Optimizer, global-norm clip and schedule as one thing: gradients in, weights changed or the update skipped."""
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, *, total_updates: int | None = None) -> None:
-        """Frozen parameters are left out. total_updates: of the whole run, the end of a decay that names none. Raises ValueError for a decay without an end."""
+        """Frozen parameters are left out. total_updates: of the whole run, the end of a decay that names none. Raises ValueError for a decay without an end, and for a kind whose package is missing."""
         self.parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         self._config, self._total_updates = config, total_updates
         self._matrices = {name: parameter for name, parameter in self.parameters.items() if config.kind == "muon" and _is_matrix(name, parameter)}
         self._muon = _muon(list(self._matrices.values()), config) if self._matrices else None
-        self._adamw = AdamW({name: parameter for name, parameter in self.parameters.items() if name not in self._matrices}, config)
+        kind = AdamW8 if config.kind == "adamw_8bit" else AdamW
+        self._adamw: AdamW | AdamW8 = kind({name: parameter for name, parameter in self.parameters.items() if name not in self._matrices}, config)
         self.num_updates = 0  # updates made, the unit of the schedule
         self.num_skipped = 0
         self.before_update: Callable[[], None] = lambda: None  # called before anything changes
@@ -70,15 +72,18 @@ class Optimizer:
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """What the optimizer keeps of every parameter, as `<name>.exp_avg`, `.exp_avg_sq`, `.step` or `.momentum_buffer`; zeros before the first update."""
+        """What the optimizer keeps of every parameter, as `<name>.exp_avg`, `.exp_avg_sq`, `.step` or `.momentum_buffer`; zeros before the first update. Without what is packed."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             if self._muon is not None and name in self._matrices:
                 tensors[f"{name}.momentum_buffer"] = self._muon.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.detach()))
             else:
-                held = self._adamw.moments(name)
-                tensors.update({f"{name}.{key}": held[key] for key in KEYS})
+                tensors.update({f"{name}.{key}": value for key, value in self._adamw.moments(name).items()})
         return tensors
+
+    def packed(self) -> dict[str, Packed]:
+        """The rest of `state`: moments kept in codes (kind adamw_8bit)."""
+        return {f"{name}.{key}": value for name in self.parameters if isinstance(self._adamw, AdamW8) for key, value in self._adamw.packed(name).items()}
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from deploy.cli import app
+from protos import rpc
+from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
+from protos.security import Security
+from reward_server.servicer import RewardServicer
+from tests.certificates import Authority
+from tests.reward_server.endpoints.conftest import plane_of
 
 LINES = [
     {"prompt": "6 + 5?", "completion": "6 + 5 = 11.", "answer": 11},
@@ -62,3 +69,54 @@ def test_a_mistake_is_one_line_and_exit_code_2(lines: list[object], arguments: l
     result = CliRunner().invoke(app, ["reward", "try", written(tmp_path, *lines), "--scorer", "answer=exact", *arguments])
     told = [line for line in result.stderr.splitlines() if line.startswith("headrace: ")]
     assert result.exit_code == 2 and len(told) == 1 and words in told[0]
+
+
+async def test_a_server_that_runs_is_asked_with_credentials_and_a_call_without_them_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("server", days=1)
+    (tmp_path / "token").write_text("s3cret")
+    (tmp_path / "another").write_text("an0ther")
+    monkeypatch.setenv("REWARD_TOKEN", "s3cret")
+    security = Security(token="s3cret", certificate=certificate, key=key)
+    file = written(tmp_path, *LINES[:2], {"prompt": "6 + 5?", "completion": ["11", "7"], "answer": 11})
+    async with plane_of({"name": "answer", "use": "last_number"}, {"name": "same", "use": "exact"}) as plane:
+        servicer = RewardServicer(plane, max_pending=64, max_pending_bytes=1 << 20)
+        server = rpc.Server("127.0.0.1:0", [lambda made: add_RewardServiceServicer_to_server(servicer, made)], security)
+        await server.start()
+        try:
+
+            def tried(*arguments: str) -> Result:
+                return CliRunner().invoke(app, ["reward", "try", file, "--server", f"127.0.0.1:{server.port}", *arguments])
+
+            ca = ("--ca", str(authority.ca))
+            shown = await asyncio.to_thread(tried, *ca, "--token-env", "REWARD_TOKEN")
+            assert shown.exit_code == 0, shown.output
+            rows = [line.split() for line in shown.stdout.splitlines()]
+            assert [row[-2:] for row in rows[:5]] == [["answer", "same"], ["1", "0"], ["0", "0"], ["1", "1"], ["0", "0"]]
+            assert [row[0] for row in rows[1:5]] == ["1", "2", "3.0", "3.1"]
+            one = await asyncio.to_thread(tried, *ca, "--token-file", str(tmp_path / "token"), "--only", "same", "--json")
+            assert [json.loads(line)["score"] for line in one.stdout.splitlines()] == [0.0, 0.0, 1.0, 0.0]
+            for arguments, words in (
+                (ca, "asks for a bearer token, and none was given; give --token-file or --token-env"),
+                ((*ca, "--token-file", str(tmp_path / "another")), "takes another one than was given"),
+                (("--token-env", "REWARD_TOKEN"), "it speaks TLS (give --ca)"),
+                ((*ca, "--token-env", "REWARD_TOKEN", "--only", "nobody"), "--only nobody: 127.0.0.1:"),
+            ):
+                refused = await asyncio.to_thread(tried, *arguments)
+                told = [line for line in refused.stderr.splitlines() if line.startswith("headrace: ")]
+                assert refused.exit_code == 2 and len(told) == 1 and words in told[0], refused.stderr
+        finally:
+            await server.stop(0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--server", "127.0.0.1:1", "--scorer", "a=exact"], "--server 127.0.0.1:1 with --scorer: that server has scorers of its own"),
+        (["--scorer", "a=exact", "--token-env", "HOME"], "are for --server, and it is not given"),
+        (["--server", "nowhere"], "--server"),
+    ],
+)
+def test_what_belongs_to_a_server_and_what_to_scorers_here_is_not_mixed(arguments: list[str], words: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reward", "try", written(tmp_path, *LINES), *arguments])
+    assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1

@@ -108,10 +108,10 @@ def child(case: str) -> None:
     dist.destroy_process_group()
 
 
-def check(case: str) -> bool:
-    """Runs one case; whether it did what the page says."""
-    run = subprocess.run([sys.executable, __file__, case], stdout=subprocess.PIPE, text=True, timeout=150, check=False)
-    lines = run.stdout.strip().splitlines()
+def check(case: str, run: subprocess.Popen[str]) -> bool:
+    """One case's process; whether it did what the page says."""
+    stdout, _ = run.communicate(timeout=150)
+    lines = stdout.strip().splitlines()
     result = json.loads(lines[-1]) if lines else {"case": case, "error": "the process printed nothing"}
     result |= {"exit_code": run.returncode, "torch": torch.__version__, "nccl": list(torch.cuda.nccl.version())}
     if case == "alone":
@@ -127,4 +127,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         child(sys.argv[1])
     else:
-        print(json.dumps({"passed": all([check("absent"), check("silent"), check("alone")])}))
+        cases = {case: subprocess.Popen([sys.executable, __file__, case], stdout=subprocess.PIPE, text=True) for case in ("absent", "silent", "alone")}  # side by side
+        print(json.dumps({"passed": all(list(map(check, cases, cases.values())))}))

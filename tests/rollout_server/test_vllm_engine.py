@@ -114,6 +114,13 @@ async def test_without_stream_one_delta_brings_all(engine: VllmEngine) -> None:
     assert len(deltas) == 1 and list(deltas[0].token_ids) == (await drawn(engine, PROMPT, 3)).ids
 
 
+async def test_more_prompt_tokens_than_fit_into_one_step_are_drawn_as_if_alone(engine: VllmEngine) -> None:
+    """32 prompts of 100 tokens are 3200, a step takes 2048: a prompt that is cut would end vLLM's process on a CPU."""
+    prompts = [[i, *[10 + (i * 7 + k) % 200 for k in range(99)]] for i in range(32)]
+    samples = await asyncio.gather(*[drawn(engine, prompt, i, max_new_tokens=4) for i, prompt in enumerate(prompts)])
+    assert [sample.ids for sample in samples[::8]] == [(await drawn(engine, prompts[i], i, max_new_tokens=4)).ids for i in range(0, 32, 8)]
+
+
 async def test_columns_and_objects_give_the_same_tokens_and_the_same_log_probs_to_the_last_bit(engine: VllmEngine) -> None:
     """One request at a time, so that both ways have the same batches; the engine of the slow half is vLLM's own scheduler."""
     ours = [await drawn(engine, PROMPT[: 3 + i], i, temperature=temperature, top_p=top_p) for i, (temperature, top_p) in enumerate(WAYS)]

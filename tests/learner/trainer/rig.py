@@ -26,7 +26,7 @@ TEMPERATURE = 0.7
 def gpt2(folder: Path, *, dropout: float = 0.5) -> Path:
     """Two layers, tied head, dropout: the one architecture here that computes in float64 throughout."""
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=3, n_positions=64, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, initializer_range=0.2)
-    return _save(config, folder)
+    return saved(config, folder)
 
 
 def llama(folder: Path, *, tied: bool = True) -> Path:
@@ -35,10 +35,10 @@ def llama(folder: Path, *, tied: bool = True) -> Path:
         vocab_size=VOCABULARY, hidden_size=36, intermediate_size=51, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         max_position_embeddings=128, tie_word_embeddings=tied, initializer_range=0.2, bos_token_id=1, eos_token_id=2, rope_theta=10000.0,
     )  # fmt: skip
-    return _save(config, folder)
+    return saved(config, folder)
 
 
-def _save(config: Any, folder: Path) -> Path:
+def saved(config: Any, folder: Path) -> Path:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

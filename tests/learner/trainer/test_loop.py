@@ -156,7 +156,7 @@ def test_every_form_of_reference_and_the_factor_of_its_pull_come_back_with_the_c
             made.saver.wait()
             made.publisher.pusher.close(timeout_s=5)
             made.feed.close()
-        ends.append(({n: t.clone() for n, t in followed(dict(made.companions)).items()}, weights(made), made.objective.control.factor))
+        ends.append((checkpoint._copy(followed(dict(made.companions)), None), weights(made), made.objective.control.factor))
     (kept, policy, factor), (kept_again, policy_again, factor_again) = ends
     assert bool(kept) is (reference["reference"] != "frozen") and all(torch.equal(kept[n], kept_again[n]) for n in kept)
     assert all(torch.equal(policy[n], policy_again[n]) for n in policy) and factor == factor_again != 1.0
@@ -182,7 +182,7 @@ def test_ppo_resumed_from_a_cut_equals_unbroken_critic_and_its_schedule_included
             made.saver.wait()
             made.publisher.pusher.close(timeout_s=5)
             made.feed.close()
-        ends.append(({n: t.clone() for n, t in made.critic.state().items()}, weights(made)))
+        ends.append((checkpoint._copy(dict(made.critic.state()), None), weights(made)))
     for left, right in zip(*ends, strict=True):
         assert left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
     seen = lines(tmp_path / "unbroken")

@@ -76,6 +76,18 @@ def test_a_cut_holds_the_state_of_its_moment_and_restores_at_another_world_size(
     assert (optimizer.num_updates, optimizer.num_skipped) == (3, 1)
 
 
+@pytest.mark.slow
+def test_a_cut_of_two_ranks_goes_on_at_four(out: Path, folder: Path, tmp_path: Path) -> None:
+    # faults.md 116: moments and step equal, the next update that of two ranks to 1e-6
+    states = torch.load(out / "states")
+    rig.spawn(4, two_ranks.resumed_on, tmp_path / "store", folder, out / "step-000005", tmp_path / "found")
+    found = torch.load(tmp_path / "found")
+    assert all(torch.equal(found["right_after"][name], tensor) for name, tensor in states["saved_state"].items())
+    for name, tensor in states["next_state"].items():
+        torch.testing.assert_close(found["later"][name], tensor, atol=1e-6, rtol=1e-6, msg=name)
+    assert found["counters"] == (3, 1)
+
+
 def test_random_state_goes_on_where_it_was() -> None:
     # faults.md 117
     def draw() -> list[float]:

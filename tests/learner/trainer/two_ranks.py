@@ -168,3 +168,10 @@ def resumed(mesh: DeviceMesh, folder: Path, cut: Path) -> tuple[dict[str, torch.
     give_gradients(optimizer, 4)
     optimizer.update()
     return right_after, everything(optimizer), optimizer
+
+
+def resumed_on(mesh: DeviceMesh, folder: Path, cut: Path, out: Path) -> None:
+    """`resumed` on as many ranks as there are, written down by the first."""
+    right_after, later, optimizer = resumed(mesh, folder, cut)
+    if dist.get_rank() == 0:
+        torch.save({"right_after": right_after, "later": later, "counters": (optimizer.num_updates, optimizer.num_skipped)}, out)

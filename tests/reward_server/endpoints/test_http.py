@@ -34,10 +34,11 @@ def example() -> Any:
 
 async def test_the_documented_example_is_plugged_in_by_four_lines_of_yaml() -> None:
     async with http_server(example()) as url, plane_of({"name": "brevity", "http": {"urls": [f"{url}/score"]}, "limit_s": 10}) as plane:
-        outcomes = await asyncio.gather(*(score(plane, "x" * length, most=200) for length in (0, 50, 400)), score(plane, "x"))
+        outcomes = await asyncio.gather(*(score(plane, "x" * length, most=200) for length in (0, 50, 400)), score(plane, "x"), score(plane, "x", most=0), score(plane, "x", most="two"))
     assert outcomes[:3] == [Scored(value=value, parts={"characters": length}) for value, length in ((1.0, 0), (0.75, 50), (0.0, 400))]  # 1 - 50 / 200
-    assert outcomes[3] == Unscored("the record does not say how long an answer may be", "refused")
-    assert plane.tallies["brevity"].num_answered == 4 and plane.tallies["brevity"].unscored == {"refused": 1}
+    for outcome, most in zip(outcomes[3:], ("None", "0", "'two'"), strict=True):
+        assert outcome == Unscored(f"the record does not say how long an answer may be: most={most}; give a number of characters", "refused")
+    assert plane.tallies["brevity"].num_answered == 6 and plane.tallies["brevity"].unscored == {"refused": 3}
 
 
 async def test_msgpack_travels_both_ways_with_the_token_and_the_time_left() -> None:
