@@ -27,7 +27,13 @@ from protos.identity import sample_seed
 from protos.learner.v1alpha1 import learner_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
+from rollout_server.drawing import LeasedDraw
 from rollout_server.engine import Delta, EngineUnavailableError, SamplingSpec
+from rollout_server.environments.interface import Task
+from rollout_server.episodes import Episodes
+from rollout_server.exchange import GivenUp, unusable
+from rollout_server.fields import plain
+from rollout_server.played import given_reward, trajectory_of, with_messages
 from rollout_server.replica import Replica
 from rollout_server.scoring import Scoring
 from rollout_server.submitting import Finished, Submitting
@@ -65,13 +71,14 @@ class Actor:
 
     def __init__(
         self, *, stub: Any, replica: Replica, tokens: Tokens, scoring: Scoring, submitting: Submitting, who: Callable[[], Who | None],
-        group_scoring: GroupScoring | None = None,
+        group_scoring: GroupScoring | None = None, episodes: Episodes | None = None,
     ) -> None:
         self._stub = stub
         self._replica = replica
         self._tokens = tokens
         self._scoring = scoring
         self._group_scoring = group_scoring  # None: each sample is scored by itself
+        self._episodes = episodes  # None: every sample is one answer
         self._submitting = submitting
         self._who = who
         self._groups: dict[str, _Group] = {}
@@ -197,6 +204,10 @@ class Actor:
         spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index))
         if index in lease.greedy:
             spec = replace(spec, temperature=0.0, top_p=1.0, top_k=0)
+        fields = plain(lease.fields)
+        if self._episodes is not None and (name := self._episodes.chosen(fields)) is not None:
+            await self._play(group, index, spec, name, Task(prompt=lease.prompt_text, fields=fields, seed=spec.seed))
+            return
         prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
         start_s = time.monotonic()
         last = await self._draw(group, index, prompt_ids, spec)
@@ -211,6 +222,38 @@ class Actor:
             return
         reward, score_s = scored
         await self._submit(group, self._finished(lease, index, last, text=text, reward=reward, generate_s=generate_s, score_s=score_s))
+
+    async def _play(self, group: _Group, index: int, spec: SamplingSpec, name: str, task: Task) -> None:
+        """A sample of several turns. Between them it has no place in the engine."""
+        assert self._episodes is not None and self._me is not None
+        lease, me, start_s = group.lease, self._me, time.monotonic()
+        draw = LeasedDraw(
+            self._replica, spec, f"{lease.group_id}/{index}", until_loaded=lambda: self._until_loaded(group.lease.least_version),
+            busy=lambda busy: self._wants_place((lease.group_id, index), busy),
+        )  # fmt: skip
+        self._wants_place((lease.group_id, index), False)
+        leased_prompt = [int(token) for token in unpack(lease.prompt_ids)]
+        room = min(len(leased_prompt) + spec.max_new_tokens, self._replica.engine.info.max_model_len)
+        try:
+            played = await self._episodes.play(name, task, draw=draw, room_tokens=room)
+        except GivenUp:
+            return
+        generate_s, score_s = time.monotonic() - start_s, 0.0
+        reward = given_reward(played)
+        if reward is None:
+            reward, score_s = await self._scoring.score(prompt=lease.prompt_text, completion=played.last_text, fields=with_messages(lease.fields, played.messages))
+        trajectory = trajectory_of(
+            played, leased_prompt=leased_prompt, group_id=lease.group_id, sample_index=index, replica_id=me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s
+        )  # fmt: skip
+        await self._submit(group, Finished(run_id=me.run_id, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=trajectory.SerializeToString()))
+
+    def _wants_place(self, sample: tuple[str, int], wants: bool) -> None:
+        """Whether a sample counts among those that have or want a place in the engine."""
+        if wants:
+            self._drawing.add(sample)
+        else:
+            self._drawing.discard(sample)
+            self._changed.set()
 
     async def _reward(self, group: _Group, index: int, text: str) -> tuple[pb.Reward, float] | None:
         """The reward and its seconds; None: the sample's group was given up."""
@@ -246,17 +289,10 @@ class Actor:
         assert last.finish is not None and last.token_ids, "a finished sample has at least one token"
         rest = pb.Trajectory(
             group_id=lease.group_id, sample_index=index, spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
-            unusable_reason=self._unusable(last), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
+            unusable_reason=unusable(last.token_ids, last.logprobs, self._tokens.size), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
         )  # fmt: skip
         payload = encoded(rest, prompt_ids=unpack(lease.prompt_ids), completion_ids=last.token_ids, logprobs=last.logprobs, text=text)
         return Finished(run_id=self._me.run_id, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=payload)
-
-    def _unusable(self, last: Delta) -> str:
-        if not all(math.isfinite(value) for value in last.logprobs):
-            return "non_finite_logprob"
-        if max(last.token_ids) >= self._tokens.size:
-            return "token_without_text"  # a padding row of the embedding: no tokenizer could have made it
-        return ""
 
     async def _submit(self, group: _Group, finished: Finished) -> None:
         receipt = await self._submitting.submit(finished)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protos.security import SecurityConfig
+from rollout_server.environment_config import EnvironmentConfig, check_names
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -48,8 +49,13 @@ class RolloutConfig(BaseModel):
     score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")
     score_groups: bool = Field(False, description="score the samples of a prompt together, once all are drawn: for scorers that compare them")
 
+    environments: tuple[EnvironmentConfig, ...] = Field((), description="what samples of several turns are played in (docs/environments.md); none: every sample is one answer")
+
     @model_validator(mode="after")
     def _contradictions(self) -> RolloutConfig:
-        if self.learner and not self.rewards:
+        check_names(self.environments)
+        if self.environments and self.score_groups:
+            raise ValueError("score_groups=true with environments: samples that an environment rewards one by one cannot be compared; remove one of them")
+        if self.learner and not self.rewards and not self.environments:
             raise ValueError(f"learner={self.learner} without rewards: samples for a learner must be scored; give the address of at least one reward server")
         return self

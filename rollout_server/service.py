@@ -25,6 +25,7 @@ from protos.weights.mirror import PREFIX, Mirror, sweep
 from rollout_server.actor import Actor
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
+from rollout_server.environments.hosts import episodes_of
 from rollout_server.membership import Left, Membership
 from rollout_server.metrics import FIGURES, Seen
 from rollout_server.replica import CHECK_S, Replica
@@ -55,6 +56,7 @@ class Service:
         self._stopping = asyncio.Event()
         self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
         self.actor: Actor | None = None
+        self.episodes = episodes_of(config, self._tokens)
         self._security = resolve(config.security, address=config.address)
         self.mirror = Mirror(Path(config.mirror_dir) / f"{PREFIX}{self._replica_id}-{self._incarnation}")
         servicer = RolloutServicer(
@@ -85,6 +87,8 @@ class Service:
             logger.info("removed %s, which a replica that is gone left behind", name)
         try:
             await self.exporter.start()
+            if self.episodes is not None:
+                await self._until_stopped(self.episodes.check())
             await self._until_stopped(self.replica.start())
             if self._stopping.is_set():
                 return
@@ -93,6 +97,8 @@ class Service:
         finally:
             await self.exporter.stop()
             await self.server.stop(grace_s=1.0)
+            if self.episodes is not None:
+                await self.episodes.stop()
             await self.replica.engine.stop()
             self.mirror.remove()
 
@@ -198,7 +204,7 @@ class Service:
                 source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
             )  # fmt: skip
             self.actor = Actor(
-                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who, group_scoring=grouped
+                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who, group_scoring=grouped, episodes=self.episodes
             )  # fmt: skip
             attending = asyncio.create_task(membership.attend())
             acting = asyncio.create_task(self.actor.run())

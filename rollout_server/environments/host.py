@@ -13,8 +13,8 @@ import itertools
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from protos.scrubbing import scrubbed
 from rollout_server.environment_config import EnvironmentConfig
@@ -24,6 +24,7 @@ from rollout_server.environments.process import EnvironmentProcess
 
 logger = logging.getLogger("headrace.rollout.environments")
 IDLE_PROCESSES = 16  # kept for the next sessions
+Answer = TypeVar("Answer")
 ENDS = ("closed", *REASONS, "leaked")
 
 
@@ -189,7 +190,7 @@ class HostedSession:
             self._failure = failure
             raise
 
-    def _read(self, read: Any, said: Any) -> Any:
+    def _read(self, read: Callable[[Any], Answer], said: Any) -> Answer:
         try:
             return read(said)
         except EnvironmentFailure as failure:

@@ -31,7 +31,7 @@ class TowerOfHanoi:
         self._moves: list[str] = []
 
     def reset(self, task: Task) -> str:
-        from reasoning_gym import create_dataset  # takes a second; a process that plays only calculators need not
+        from reasoning_gym import create_dataset  # takes a second
 
         disks = int(task.fields.get("num_disks", self._num_disks))
         self._game = create_dataset("tower_of_hanoi", min_disks=disks, max_disks=disks, min_pegs=3, max_pegs=3, size=1, seed=task.seed % 2**31)
@@ -71,7 +71,7 @@ class TowerOfHanoi:
 
     def _solved(self) -> bool:
         about = self._entry["metadata"]
-        return len(self._pegs[about["target_peg"]]) == about["num_disks"]
+        return len(self._pegs[about["target_peg"]]) == int(about["num_disks"])
 
     def _judged(self) -> float:
         return float(self._game.score_answer("\n".join(self._moves), self._entry)) if self._moves else 0.0

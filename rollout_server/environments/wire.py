@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_server.environments.interface import Action, EnvironmentFailure, Step, Task, checked_observation, checked_reward, checked_step
+from rollout_server.environments.interface import (
+    Action,
+    EnvironmentFailure,
+    Step,
+    Task,
+    checked_observation,
+    checked_reward,
+    checked_step,
+)
 
 SCHEMA = 1
 MAX_BYTES = 64 << 20  # of one message

@@ -76,5 +76,15 @@ class Bad:
         return None
 
 
+class Silent:
+    """Two turns, no reward."""
+
+    def reset(self, task: Task) -> str:
+        return task.prompt
+
+    def step(self, action: Action) -> Step:
+        return Step(observation=" go on", done=action.turn == 1)
+
+
 def hopeless(**_: Any) -> None:
     raise RuntimeError("no such luck")

@@ -1,0 +1,25 @@
+"""Which host plays a configured environment."""
+
+from __future__ import annotations
+
+import os
+
+from protos.scrubbing import scrubbed
+from protos.security import OPEN, Security
+from rollout_server.config import RolloutConfig
+from rollout_server.environment_config import EnvironmentConfig
+from rollout_server.environments.host import Host, ProcessHost
+from rollout_server.episodes import Episodes, Place
+from rollout_server.tokens import Tokens
+
+
+def host_of(config: EnvironmentConfig, security: Security = OPEN, *, named: tuple[str, ...] = ()) -> Host:
+    """named: environment variables that hold credentials, which no environment sees."""
+    return ProcessHost(config, environment=scrubbed(os.environ, named=[name for name in named if name]))
+
+
+def episodes_of(config: RolloutConfig, tokens: Tokens) -> Episodes | None:
+    """None where samples are single answers."""
+    if not config.environments:
+        return None
+    return Episodes([Place(config=each, host=host_of(each, named=(config.security.token_env,))) for each in config.environments], tokens)
