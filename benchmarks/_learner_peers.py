@@ -53,7 +53,7 @@ AttentionInterface.register("bare", _flex)
 
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's: packed rows are of few lengths and get a program for each, padded batches of many lengths share one."""
-    of_packed, of_padded = torch.compile(forward, dynamic=False), torch.compile(forward)
+    of_packed, of_padded = torch.compile(forward, dynamic=False), torch.compile(forward, dynamic=True)
     return lambda *values, **more: (of_padded if _mask[0] is None else of_packed)(*values, **more)
 
 
@@ -144,7 +144,7 @@ def _block_mask(document: Tensor, branch: Tensor) -> Any:
         return (q >= k) & (document[q] == document[k]) & ((branch[k] == PROMPT) | (branch[q] == branch[k]))
 
     length = document.numel()
-    return create_block_mask(visible, None, None, length, length, device=str(document.device), _compile=True)
+    return create_block_mask(visible, None, None, length, length, device=str(document.device))  # made beforehand, once: not worth a compilation
 
 
 def padded(made: Sequence[Sample], advantages: Sequence[float], device: torch.device, *, batch_size: int, multiple: int) -> list[Batch]:

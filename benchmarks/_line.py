@@ -12,10 +12,12 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +80,16 @@ def options(description: str | None) -> argparse.ArgumentParser:
 def tell(facts: Mapping[str, Any]) -> None:
     """A part's outcome as a JSON line on the error stream, as soon as it is there: of a run that is cut off they are what is left."""
     print(json.dumps(facts), file=sys.stderr, flush=True)
+
+
+def watch(every_s: float) -> None:
+    """Tells on the error stream every so many seconds where the main thread is: of a part that does not end, why. Once a process, from the main thread."""
+
+    def told(number: int, frame: Any) -> None:
+        tell({"still_at": [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_stack(frame)[-14:]]})
+
+    signal.signal(signal.SIGALRM, told)
+    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
 
 
 def report(name: str, *, bars: Sequence[Bar], pairs: Sequence[Pair], packages: Iterable[str], quiet: bool, notes: Mapping[str, Any] | None = None, finished: bool = True) -> None:

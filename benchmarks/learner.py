@@ -127,8 +127,11 @@ def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: i
     padded = peers.padded(made, [advantages[s.group_id, s.sample_index] for s in made], device, batch_size=8, multiple=256 if device.type == "cuda" else 1)
     work: dict[str, Callable[[], None]] = {"ours": lambda: ours.step(made), "bare": lambda: bare.step(packed, num_tokens), "padded": lambda: bare.step(padded, num_tokens)}
     notes: dict[str, Any] = {"model": name, "samples": len(made), "trained_tokens": num_tokens, "packed_tokens": sum(r.ids.numel() for r in rows), "rows": len(rows), "padded_tokens": sum(b.ids.numel() for b in padded)}
-    notes["first_s"] = {key: round(timed(each, device), 1) for key, each in work.items()}  # compiles
     _line.tell(notes)
+    notes["first_s"] = {}
+    for key, each in work.items():
+        notes["first_s"][key] = round(timed(each, device), 1)  # compiles
+        _line.tell({"model": name, "first_s": notes["first_s"]})
     pairs = _line.interleaved({key: lambda each=each: timed(each, device) for key, each in work.items()}, num_pairs=num_pairs, seen=lambda pair: _line.tell({"model": name, **pair}), until_s=until_s)  # type: ignore[misc]
     notes["tokens_per_s"] = {key: round(num_tokens / statistics.median(pair[key] for pair in pairs)) for key in work if pairs}
     if device.type == "cuda":
@@ -163,6 +166,8 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=math.inf, help="no part and no pair begins after so many seconds")
     options = parser.parse_args()
     cuda, until_s = torch.cuda.is_available(), time.monotonic() + options.limit_s
+    if cuda:
+        _line.watch(30.0)
     with tempfile.TemporaryDirectory() as folder:
         if cuda:
             torch.cuda.set_device(0)

@@ -92,9 +92,14 @@ def prune(target: Path, *, keep: int, best: KeepBest | None) -> list[Path]:
     return [cut.folder for cut in before if not cut.folder.exists()]
 
 
-def export(checkpoint: Path, out: Path, *, model: str = "", dtype: str = "") -> Path:
-    """Writes a Hugging Face folder; the cut that was exported. Raises ValueError, saying what is missing or damaged."""
-    from learner.trainer.cut_export import export_cut
+def export(checkpoint: Path, out: Path, *, model: str = "", dtype: str = "", adapter: bool = False) -> Path:
+    """Writes a Hugging Face folder, adapters added to the weights, or with `adapter` them alone for peft; the cut that was exported.
+
+    Raises ValueError, saying what is missing or damaged.
+    """
+    from learner.config import LoraConfig
+    from learner.trainer.adapter_export import export_adapter
+    from learner.trainer.cut_export import export_cut, load_saved, saved_shapes
     from protos.identity import resolve_model
 
     cut = cuts_of(checkpoint)[-1]
@@ -105,7 +110,16 @@ def export(checkpoint: Path, out: Path, *, model: str = "", dtype: str = "") -> 
     wrong = [finding.words for finding in verify(cut.folder)]
     if wrong:
         raise ValueError(f"{cut.folder} is damaged: {'; '.join(wrong)}; export another cut")
-    export_cut(cut=cut.folder, model_dir=resolve_model(model), out_dir=out, dtype=dtype)
+    adapters = resolved.get("trainer", {}).get("lora")
+    lora = LoraConfig.model_validate(adapters) if adapters else None
+    if not adapter:
+        export_cut(cut=cut.folder, model_dir=resolve_model(model), out_dir=out, dtype=dtype, lora=lora)
+        return cut.folder
+    if lora is None:
+        raise ValueError(f"{cut.folder} was trained without trainer.lora: it has no adapters; leave --adapter out")
+    saved = saved_shapes(cut.folder)
+    export_adapter(out_dir=out, saved=saved, lora=lora, model=model, dtype=dtype, load=lambda names: load_saved(cut.folder, {name: saved[name] for name in names}))
+    return cut.folder
     return cut.folder
 
 

@@ -27,7 +27,7 @@ def contradictions(
         *_lengths(learner, rollout),
         *_numbers(learner, rollout),
         *_files(learner),
-        *_gpus(learner, rollout, placement),
+        *_gpus(learner, rollout, reward, placement),
         *_security(learner),
         *_metrics(learner, rollout, reward),
     ]
@@ -131,6 +131,13 @@ def _numbers(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
     served = learner.trainer.served_dtype
     if served != rollout.dtype:
         yield f"learner.trainer.served_dtype={served} differs from rollout.dtype={rollout.dtype}: pushed weights would not fit the engine; set both to {rollout.dtype}"
+    trainer = learner.trainer
+    rounded = rollout.dtype != "float32" if trainer.head_dtype == "float32" else trainer.compute_dtype != "float32"
+    if trainer.head_dtype != rollout.head_dtype and rounded:
+        yield (
+            f"learner.trainer.head_dtype={trainer.head_dtype} differs from rollout.head_dtype={rollout.head_dtype}: logits that one side alone keeps in float32 move log-probs apart instead of together; "
+            "set both to float32, or neither"
+        )
 
 
 def _files(learner: LearnerConfig) -> Iterator[str]:
@@ -145,13 +152,16 @@ def _files(learner: LearnerConfig) -> Iterator[str]:
         yield f"model={learner.model!r}: {model / 'config.json'} does not exist; give a Hugging Face folder, or a hub id"
 
 
-def _gpus(learner: LearnerConfig, rollout: RolloutSection, placement: Placement) -> Iterator[str]:
+def _gpus(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None, placement: Placement) -> Iterator[str]:
     ranks = placement.learner_gpus
     replicas = placement.rollout_gpus
     if ranks and len(ranks) != learner.trainer.ranks:
         yield f"placement.learner_gpus={list(ranks)} for learner.trainer.ranks={learner.trainer.ranks}: one GPU a rank; list {learner.trainer.ranks}"
-    if replicas and len(replicas) != rollout.replicas:
-        yield f"placement.rollout_gpus lists {len(replicas)} replicas, rollout.replicas={rollout.replicas}: one list a replica; make them agree"
+    most, key = (rollout.scale.most, "rollout.scale.most") if rollout.scale else (rollout.replicas, "rollout.replicas")
+    if replicas and len(replicas) != most:
+        yield f"placement.rollout_gpus lists {len(replicas)} replicas, {key}={most}: one list a replica; make them agree"
+    if placement.reward_gpus and len(placement.reward_gpus) != (reward.replicas if reward else 0):
+        yield f"placement.reward_gpus lists {len(placement.reward_gpus)} servers, reward.replicas={reward.replicas if reward else 0}: one list a server; make them agree"
     for gpus in replicas:
         if len(gpus) != rollout.tensor_parallel:
             yield f"placement.rollout_gpus has {list(gpus)} for rollout.tensor_parallel={rollout.tensor_parallel}: as many GPUs as tensor_parallel; list {rollout.tensor_parallel}"

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from deploy.checks import contradictions
+from deploy.cluster.apply import fill, layout_mistakes
+from deploy.cluster.config import ClusterConfig, Roles, Scale
+from deploy.cluster.dimensions import cuts_of
 from deploy.mistakes import Mistakes, of_validation
 from learner.config import LearnerConfig, Section
 from protos.security import SecurityConfig
+from protos.stacks import RUN_VARIABLE
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -26,6 +30,13 @@ class RolloutSection(RolloutConfig):
     """Fields of rollout_server/config.py, for each of the replicas alike."""
 
     replicas: Replicas = 1
+    scale: Scale | None = Field(None, description="None: as many replicas throughout")
+
+    @model_validator(mode="after")
+    def _within(self) -> RolloutSection:
+        if self.scale is not None and not self.scale.least <= self.replicas <= self.scale.most:
+            raise ValueError(f"replicas={self.replicas} is outside scale.least={self.scale.least} to most={self.scale.most}: a run begins with it; use one inside")
+        return self
 
 
 class RewardSection(RewardConfig):
@@ -38,13 +49,15 @@ class Placement(Section):
     """Which GPUs of this machine each process sees. Empty: what the environment shows."""
 
     learner_gpus: tuple[int, ...] = Field((), description="one a rank")
-    rollout_gpus: tuple[tuple[int, ...], ...] = Field((), description="a list for each replica")
+    rollout_gpus: tuple[tuple[int, ...], ...] = Field((), description="a list for each replica, with rollout.scale for the most that may run")
+    reward_gpus: tuple[tuple[int, ...], ...] = Field((), description="a list for each reward server")
 
 
 class Observability(Section):
     """How a run is watched (docs/operating.md)."""
 
     metrics: bool = Field(True, description="every service tells its figures on a port of its own, and run_dir/prometheus.yml says where")
+    scrape_s: float = Field(5.0, ge=0.1, description="how often Prometheus asks every service, as run_dir/prometheus.yml tells it")
     host: str = Field("127.0.0.1", min_length=1, description="where these ports listen; others than this machine reach them only under `security`")
 
 
@@ -64,9 +77,39 @@ class RunFile(Section):
     learner: LearnerConfig
     rollout: RolloutSection
     reward: RewardSection | None = Field(None, description="None: rollout.rewards names servers that run elsewhere")
+    cluster: ClusterConfig | None = Field(None, description="None: this machine, as `placement` says")
+    roles: Roles | None = Field(None, description="with cluster only")
     placement: Placement = Placement()
     observability: Observability = Observability()
     security: SecurityConfig = Field(SecurityConfig(), description="of every service of the run")
+
+    def num_gpus(self) -> dict[str, int]:
+        """GPUs of one process, by its role among processes; without `cluster` none are known."""
+        if self.cluster is None or self.roles is None:
+            return {}
+        cuts, found = cuts_of(self.cluster, self.roles), {}
+        if self.roles.actor.gpu_group:
+            found["learner"] = cuts["actor"]["shard"]
+        if self.roles.rollout.gpu_group:
+            found["rollout"] = cuts["rollout"]["tensor"]
+        if self.roles.reward_model is not None and self.roles.reward_model.gpu_group:
+            found["reward"] = 1
+        return found
+
+    def machines_of(self) -> dict[str, str]:
+        """Node group of each role among processes; missing: any machine."""
+        if self.cluster is None or self.roles is None:
+            return {}
+        roles = {"learner": self.roles.actor, "rollout": self.roles.rollout, "reward": self.roles.reward_model}
+        places = {name: self.cluster.gpu_groups[role.gpu_group].nodes if role.gpu_group else role.node_group for name, role in roles.items() if role is not None}
+        return {name: place for name, place in places.items() if place}
+
+    def environment(self) -> dict[str, str]:
+        """Variables that every process of the run gets."""
+        own = {RUN_VARIABLE: str(self.run_dir.resolve())}
+        if self.cluster is None:
+            return own
+        return {**own, **self.cluster.communication.environment(), "HEADRACE_LOG_LEVEL": self.cluster.logging.level}
 
 
 def load(path: Path, *, overrides: dict[str, Any] | None = None) -> RunFile:
@@ -92,7 +135,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse(content: dict[str, Any], *, where: str, overrides: dict[str, Any] | None = None) -> RunFile:
     """A checked run from a mapping; `where` stands in front of every message. Raises Mistakes."""
     content = with_overrides(content, overrides or {})
-    mistakes = _share(content)
+    mistakes = [*_share(content), *_lay_out(content)]
     if mistakes:
         raise Mistakes([f"{where}: {line}" for line in mistakes])
     try:
@@ -103,6 +146,20 @@ def parse(content: dict[str, Any], *, where: str, overrides: dict[str, Any] | No
     if mistakes:
         raise Mistakes([f"{where}: {line}" for line in mistakes])
     return run
+
+
+def _lay_out(content: dict[str, Any]) -> list[str]:
+    """Fills in what `cluster` and `roles` say of the other sections; what cannot be laid out. What is malformed is told by the whole's validation."""
+    given = [key for key in ("cluster", "roles") if content.get(key) is not None]
+    if len(given) == 1:
+        return [f"{given[0]}: cluster and roles go together, one says what is there and the other who runs on it; add {'roles' if given == ['cluster'] else 'cluster'}"]
+    if not given:
+        return []
+    try:
+        cluster, roles = ClusterConfig.model_validate(content["cluster"]), Roles.model_validate(content["roles"])
+    except ValidationError:
+        return []
+    return layout_mistakes(cluster, roles) or fill(content, cluster, roles)
 
 
 def with_overrides(content: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

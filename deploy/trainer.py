@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.launch import launch_local
+from deploy.launch import launch as launch_run
 from deploy.schema import RunFile, load, parse
 from learner.presets import merged
 
@@ -157,7 +157,7 @@ def scorer_path(reward: str | Callable[..., Any]) -> str:
 
 
 def _run(run: RunFile) -> Result:
-    outcome = launch_local(run, on_event=lambda text: print(text, file=sys.stderr))
+    outcome = launch_run(run, on_event=lambda text: print(text, file=sys.stderr))
     outcome.check()
     file = run.run_dir / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []

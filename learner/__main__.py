@@ -9,7 +9,7 @@ from pathlib import Path
 
 from learner.process import complain, log_to_stderr, read_config
 from learner.supervisor import Supervisor, claimed, prepare
-from protos import faultpoints
+from protos import faultpoints, stacks
 from protos.security import resolve
 
 
@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--gateway-only", action="store_true", help="keep the gateway only: the ranks are started by torchrun, `torchrun ... -m learner.trainer --config FILE`")
     arguments = parser.parse_args()
     log_to_stderr()
+    stacks.answering()
     try:
         faultpoints.check()
         config = read_config(arguments.config)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from learner.alarm_config import AlarmConfig
 from learner.algorithm_config import GROUP_RELATIVE, AlgorithmConfig
 from learner.data_config import DataConfig as DataConfig
 from learner.data_config import SetConfig
@@ -74,6 +75,8 @@ class LeaseConfig(Section):
 
     lapse_s: Seconds = Field(600.0, description="a lease not fulfilled by then is lent again")
     max_attempts: Count = Field(3, description="leases of one group before it is dropped")
+    report_every_tokens: int = Field(1024, ge=0, description="a replica reports an unfinished sample whenever it has drawn so many more tokens of it, so that another goes on from there when it dies; 0: never")
+    max_progress_bytes: Count = Field(256 << 20, description="tokens and log-probs kept of unfinished samples; what does not fit is drawn again after a death")
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = Field(10.0, description="a replica not heard of for so long is gone")
     alone_minutes: float | None = Field(60.0, gt=0, description="a batch that is waited for with no replica for so long ends the run with a message, after a cut; None: waits for ever")
@@ -246,6 +249,7 @@ class LearnerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
+    alarms: AlarmConfig = AlarmConfig()
     security: SecurityConfig = SecurityConfig()
     evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 

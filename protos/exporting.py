@@ -60,6 +60,12 @@ class Figure(Generic[State]):
         """The same figure of a larger state, a part of which it is read of."""
         return Figure(name=self.name, kind=self.kind, text=self.text, labels=self.labels, read=lambda outer: self.read(pick(outer)))
 
+    def values(self, state: State) -> Iterator[tuple[dict[str, str], float]]:
+        """What it tells now, each value with its labels."""
+        for parts, value in self._values(state):
+            if value is not None:
+                yield dict(zip(self.labels, parts, strict=True)), float(value)
+
     def _values(self, state: State) -> Iterator[tuple[Sequence[str], Value]]:
         found = self.read(state)
         if isinstance(found, Mapping):

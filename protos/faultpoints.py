@@ -1,7 +1,8 @@
 """Named points at which a test makes a process die, stop or fail. Without the variables below every point is a no-op.
 
 HEADRACE_FAULT="POINT=ACTION[@N]": at the N-th passage (1 by default) of POINT the process does ACTION:
-`kill` (SIGKILL to itself), `stop` (SIGSTOP to its whole session), `raise` (RuntimeError), `full` (OSError: no space left).
+`kill` (SIGKILL to itself), `stop` (SIGSTOP to its whole session), `raise` (RuntimeError), `full` (OSError: no space left), `slow:SECONDS` (sleeps
+at that passage and at every later one, as a slow disk would).
 HEADRACE_FAULT_ONCE=FILE: made when the fault fires; where it exists nothing fires, so that a restarted process lives.
 HEADRACE_FAULT_FILE=FILE: read at each passage; where it holds POINT=ACTION of the point that is passed, the first process to come
 by takes the file away and does ACTION: so a test plants faults in processes that run already (`plant`).
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,7 +43,7 @@ POINTS = MappingProxyType(
         "before_submit": "a replica has a scored sample and has not sent it",
     }
 )
-ACTIONS = ("kill", "stop", "raise", "full")
+ACTIONS = ("kill", "stop", "raise", "full", "slow:SECONDS")
 FAULT, ONCE, FILE = "HEADRACE_FAULT", "HEADRACE_FAULT_ONCE", "HEADRACE_FAULT_FILE"
 _passages: dict[str, int] = {}
 
@@ -52,7 +54,7 @@ def parse(setting: str) -> tuple[str, str, int]:
     action, _, count = rest.partition("@")
     if name not in POINTS:
         raise ValueError(f"{FAULT}={setting}: no such point {name!r}; use one of {', '.join(sorted(POINTS))}")
-    if action not in ACTIONS:
+    if action not in ACTIONS[:-1] and not _is_slow(action):
         raise ValueError(f"{FAULT}={setting}: action {action!r} is none of {', '.join(ACTIONS)}")
     if not (count or "1").isdigit() or int(count or 1) < 1:
         raise ValueError(f"{FAULT}={setting}: passage {count!r} is not a number from 1")
@@ -88,6 +90,10 @@ def _pass(name: str, setting: str) -> None:
         return
     once = os.environ.get(ONCE, "")
     _passages[name] = _passages.get(name, 0) + 1
+    if _is_slow(action):
+        if _passages[name] >= passage:
+            _fire(name, action)
+        return
     if _passages[name] != passage or (once and Path(once).exists()):
         return
     if once:
@@ -96,9 +102,13 @@ def _pass(name: str, setting: str) -> None:
 
 
 def _pass_planted(name: str, file: Path) -> None:
+    """A slow point stays slow for as long as its file is there; every other fault is for one process, once."""
     try:
         setting = file.read_text()
         if not setting.startswith(f"{name}="):
+            return
+        if _is_slow(parse(setting)[1]):
+            _fire(name, parse(setting)[1])
             return
         file.rename(file.with_name(f"{file.name}.fired"))  # of several processes one succeeds
     except FileNotFoundError:
@@ -106,11 +116,22 @@ def _pass_planted(name: str, file: Path) -> None:
     _fire(name, parse(setting)[1])
 
 
+def _is_slow(action: str) -> bool:
+    """Whether it is slow:SECONDS, of at most a minute."""
+    word, colon, seconds = action.partition(":")
+    try:
+        return bool(word == "slow" and colon and 0 < float(seconds) <= 60)
+    except ValueError:
+        return False
+
+
 def _fire(name: str, action: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
         os.killpg(os.getsid(0), signal.SIGSTOP)
+    elif _is_slow(action):
+        time.sleep(float(action.partition(":")[2]))
     elif action == "full":
         raise OSError(errno.ENOSPC, f"no space left, as planted at {name}")
     else:

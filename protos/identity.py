@@ -58,6 +58,12 @@ def sample_seed(seed: int, sample_index: int) -> int:
     return xxhash.xxh3_64_intdigest(sample_index.to_bytes(8, "little"), seed=seed) >> 2
 
 
+def continued_seed(seed: int, num_tokens: int) -> int:
+    """Seed with which a sample of this seed is drawn on from token num_tokens by an engine that did not draw the tokens before: `seed` itself
+    would repeat the random numbers of the first tokens. In [0, 2**62)."""
+    return sample_seed(seed, (1 << 32) + num_tokens) if num_tokens else seed
+
+
 def resolve_model(name: str) -> Path:
     """Local folder of a model: a folder as it is, a hub id through huggingface_hub (which reads its cache first).
 

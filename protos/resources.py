@@ -6,13 +6,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from protos.exporting import Figure
+from protos.processes import descendants, resident_bytes
 
 logger = logging.getLogger("headrace.metrics")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 State = TypeVar("State")
 
 
@@ -26,26 +25,6 @@ class Gpu:
     memory_used_bytes: int
     memory_bytes: int
     power_w: float
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 for one that is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Processes below one, itself left out."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return
-    for child in children:
-        yield child
-        yield from descendants(child)
 
 
 def memory_bytes() -> dict[str, float]:

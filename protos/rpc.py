@@ -45,6 +45,7 @@ _DEADLINES_S: dict[str, float | None] = {
     "Attend": None,
     "LeaseGroups": 40.0,
     "SubmitTrajectories": None,
+    "ReportProgress": 60.0,
     "FetchWeights": 1800.0,
     "GetStatus": 5.0,
     "Register": 600.0,

@@ -16,7 +16,7 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import mistakes, rpc
+from protos import mistakes, rpc, stacks
 from protos.exporting import Exporter
 from protos.resources import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
@@ -109,6 +109,7 @@ def main() -> int:
     parser.add_argument("--address-file", type=Path, help="written with host:port once it serves")
     options = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    stacks.answering()
     try:
         uvloop.run(serve(load_config(options.config), options.address_file, lambda: load_config(options.config)))
     except ValueError as error:

@@ -12,7 +12,7 @@ from google.protobuf.struct_pb2 import Struct
 from reward_server import grouping
 from reward_server.combined import Ask
 from reward_server.outcome import Answered, Outcome, Scored, Unscored, of_each
-from reward_server.pool import Pool
+from reward_server.pooled import Pooled
 from reward_server.scorer import Answer, Group, GroupAnswer, Kind, Work
 
 OTHER = "other"  # the record's field that a comparing scorer finds the second completion in
@@ -35,19 +35,8 @@ class _Comparing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessGroupScorer(_Comparing):
+class ProcessGroupScorer(_Comparing, Pooled):
     """A function of (prompt, completions, fields) that returns a result for each completion."""
-
-    pool: Pool
-    index: int
-
-    @property
-    def description(self) -> str:
-        return self.pool.accounts[self.index].description
-
-    @property
-    def limit_s(self) -> float:
-        return self.pool.accounts[self.index].spec.limit_s
 
     def submit_group(self, group: Group, answer: GroupAnswer) -> None:
         def said(answered: Answered) -> None:

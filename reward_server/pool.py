@@ -5,7 +5,7 @@
                           └── put back: calls behind a slow, hung or dead one ◀── watch, every TICK_S while busy
 
 Everything runs on one event loop and nothing here blocks: `dispatch` runs when items come and when a process becomes
-idle; `watch` looks at busy processes; the fleet holds the number of processes at workers + slow ones + spares.
+idle; `watch` looks at busy processes; the crew says what may go to which; the fleet holds their number at workers + slow ones + spares.
 A call that outlasts its patience leaves the workers (its process is slow), so those behind it go on elsewhere.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 from protos.scrubbing import scrubbed
 from reward_server import channel, rules
 from reward_server.accounts import Account, Limits, ScorerSpec, Told
+from reward_server.crew import Crew, all_gone
 from reward_server.fleet import Fleet
 from reward_server.lanes import Item, Lanes
 from reward_server.outcome import Answered, Outcome, Unscored
@@ -44,21 +45,20 @@ class Pool:
     def __init__(self, scorers: Sequence[ScorerSpec], limits: Limits, *, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.accounts = [Account(spec=spec) for spec in scorers]
         self._limits = limits
+        self._crew = Crew(self.accounts, limits)
         seen = scrubbed(os.environ) if environment is None else environment
         listed = [[spec.name, spec.use, spec.args, spec.limit_s] for spec in scorers]
         self._fleet = Fleet(
             hello=channel.encode([channel.SCHEMA, limits.memory_bytes, listed]),
             folder=folder,
             load_limit_s=limits.load_limit_s,
-            wanted=self._num_wanted,
+            wanted=lambda: self._crew.num_wanted,
             make=lambda: ScorerProcess(environment=seen, on_message=self._on_message, on_gone=self._on_gone),
             on_ready=self._on_ready,
             on_failure=self._on_failure,
         )
         self._lanes = Lanes()
         self._seqs = itertools.count()
-        self._idle: list[ScorerProcess] = []
-        self._busy: set[ScorerProcess] = set()
         self._watching: asyncio.TimerHandle | None = None
         self._is_dispatching = False
 
@@ -77,7 +77,7 @@ class Pool:
     def forget(self, owner: Hashable) -> None:
         """Drops an owner's calls: at once, but for a running sync one, which is killed when it outlasts the patience."""
         self._lanes.drop(owner)
-        for process in self._busy:
+        for process in self._crew.busy:
             gone = [item for item in process.unanswered.values() if item.owner == owner]
             for item in gone:
                 item.gone = True
@@ -86,7 +86,7 @@ class Pool:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not len(self._lanes) and not self._busy
+        return not len(self._lanes) and not self._crew.busy
 
     @property
     def num_queued(self) -> int:
@@ -96,7 +96,7 @@ class Pool:
     @property
     def num_busy(self) -> int:
         """Processes at work."""
-        return len(self._busy)
+        return len(self._crew.busy)
 
     async def stop(self) -> None:
         """Kills and reaps every process. Calls still queued are not answered."""
@@ -105,14 +105,8 @@ class Pool:
         self._lanes.drain()
         await self._fleet.stop()
 
-    def _num_wanted(self) -> int:
-        return self._limits.workers + self._limits.spares + sum(account.num_slow for account in self.accounts)
-
     def _on_ready(self, process: ScorerProcess, told: list[Told]) -> None:
-        for account, said in zip(self.accounts, told, strict=True):
-            account.description, account.is_async = said.description, said.is_async
-            account.version, account.is_deterministic = said.version, said.is_deterministic
-        self._idle.append(process)
+        self._crew.arrived(process, told)
         self._dispatch_soon()
 
     def _on_failure(self, words: str) -> None:
@@ -131,48 +125,16 @@ class Pool:
     def _dispatch(self) -> None:
         self._is_dispatching = False
         while len(self._lanes) and (batch := self._lanes.take(self._room)):
-            process = self._joinable(batch[0])
+            process = self._crew.joinable(batch[0])
             if process is not None:
                 process.add(batch)
-                continue
-            process = self._idle.pop()
-            process.is_slow = False
-            self.accounts[batch[0].scorer].num_busy += 1
-            self._busy.add(process)
-            process.run(batch[0].scorer, batch)
-        if self._busy:
+            else:
+                self._crew.begin(batch)
+        if self._crew.busy:
             self._watch_later()
 
-    def _num_working(self) -> int:
-        return sum(account.num_busy for account in self.accounts)
-
     def _room(self, head: Item) -> int:
-        """Calls that may go now from the lane that begins with `head`; 0: none."""
-        account = self.accounts[head.scorer]
-        process = self._joinable(head)
-        if process is not None:
-            return rules.MAX_TOGETHER - len(process.unanswered)
-        if not self._idle or self._num_working() >= self._limits.workers:
-            return 0
-        if not rules.may_start(num_busy=account.num_busy, num_slow=account.num_slow, max_slow=max(self._limits.max_slow, self._limits.workers)):
-            return 0
-        return rules.batch_items(
-            is_async=account.is_async,
-            blocks=self._blocks(account),
-            pace_s=account.pace_s,
-            num_queued=len(self._lanes),
-            num_workers=self._limits.workers,
-        )
-
-    def _joinable(self, head: Item) -> ScorerProcess | None:
-        """A process that runs calls of the same async scorer and has room for more."""
-        account = self.accounts[head.scorer]
-        if head.alone or not account.is_async or self._blocks(account):
-            return None
-        return next((process for process in self._busy if process.scorer == head.scorer and _has_room(process)), None)
-
-    def _blocks(self, account: Account) -> bool:
-        return asyncio.get_running_loop().time() < account.blocked_until_s
+        return self._crew.room(head, num_queued=len(self._lanes))
 
     # -- answers: consumes messages of busy processes, produces outcomes and idle processes
 
@@ -187,9 +149,9 @@ class Pool:
         process.elsewhere.discard(message[0])
         if item is not None:
             self._conclude(item, outcome)
-        if process in self._busy and not process.unanswered and not process.elsewhere:
-            self._leave(process, now_s)
-            self._idle.append(process)
+        if process in self._crew.busy and not process.unanswered and not process.elsewhere:
+            self._crew.leave(process)
+            self._crew.idle.append(process)
             self._dispatch_soon()
 
     def _conclude(self, item: Item, outcome: Answered) -> None:
@@ -197,12 +159,6 @@ class Pool:
             return
         self.accounts[item.scorer].count(outcome)
         item.answer(outcome)
-
-    def _leave(self, process: ScorerProcess, now_s: float) -> None:
-        """Takes a process out of the busy ones and updates its scorer's account."""
-        self._busy.discard(process)
-        took_s = min(now_s - process.batch_at_s, self._limits.patience_s) / process.batch_items
-        self.accounts[process.scorer].leave(was_slow=process.is_slow, took_s=took_s)
 
     # -- watch: every TICK_S while a process is busy
 
@@ -213,11 +169,11 @@ class Pool:
     def _watch(self) -> None:
         self._watching = None
         now_s = asyncio.get_running_loop().time()
-        for process in list(self._busy):
+        for process in list(self._crew.busy):
             self._judge(process, now_s)
-        if self._idle and self._fleet.surplus(now_s):
-            self._fleet.retire(self._idle.pop())
-        if self._busy or self._fleet.num_ready > self._num_wanted():
+        if self._crew.idle and self._fleet.surplus(now_s):
+            self._fleet.retire(self._crew.idle.pop())
+        if self._crew.busy or self._fleet.num_ready > self._crew.num_wanted:
             self._watch_later()
 
     def _judge(self, process: ScorerProcess, now_s: float) -> None:
@@ -230,7 +186,7 @@ class Pool:
         verdict = rules.verdict(
             is_async=account.is_async,
             num_unanswered=len(process.unanswered),
-            all_gone=_all_gone(process, account.is_async),
+            all_gone=all_gone(process, account.is_async),
             is_slow=process.is_slow,
             running_s=now_s - (oldest.sent_at_s if account.is_async else process.call_at_s),
             occupied_s=now_s - (process.batch_at_s if account.is_async else process.call_at_s),
@@ -265,7 +221,7 @@ class Pool:
         """Kills a busy process. The running call gets `outcome`, or every call is tried alone when that is None."""
         items = list(process.unanswered.values())
         process.unanswered.clear()
-        self._leave(process, asyncio.get_running_loop().time())
+        self._crew.leave(process)
         if outcome is not None and items:
             self._conclude(items.pop(0), outcome)
         self._put_back(items, alone=outcome is None)
@@ -284,10 +240,10 @@ class Pool:
         if process.is_dead or not process.is_ready:
             return  # killed by us, or its start fails and says so
         process.is_dead = True
-        if process in self._busy:
+        if process in self._crew.busy:
             self._fleet.spawn(self._mourn(process))
-        elif process in self._idle:
-            self._idle.remove(process)
+        elif process in self._crew.idle:
+            self._crew.idle.remove(process)
             self._fleet.retire(process)
 
     async def _mourn(self, process: ScorerProcess) -> None:
@@ -297,23 +253,10 @@ class Pool:
         retry = account.is_async and len(items) > 1
         process.unanswered = {} if retry else {item.seq: item for item in items[:1]}
         self._put_back(items if retry else items[1:], alone=retry)
-        self._leave(process, asyncio.get_running_loop().time())
+        self._crew.leave(process)
         self._fleet.keep_up()
         self._dispatch_soon()
         words = await self._fleet.end(process, DEATH_WORDS_S)
         log.warning("a call of scorer %s took process %d down: %s", account.spec.name, process.pid, words)
         for item in process.unanswered.values():
             self._conclude(item, Unscored(f"{words} during the call", "error"))
-
-
-def _has_room(process: ScorerProcess) -> bool:
-    """Whether an async scorer's process may take more calls: it works, is not full, and does not try one alone."""
-    if process.is_dead or not 0 < len(process.unanswered) < rules.MAX_TOGETHER:
-        return False
-    return not next(iter(process.unanswered.values())).alone
-
-
-def _all_gone(process: ScorerProcess, is_async: bool) -> bool:
-    """Whether nobody waits for what is running: the first call of a sync scorer, every one of an async scorer's."""
-    items = list(process.unanswered.values())
-    return all(item.gone for item in (items if is_async else items[:1]))

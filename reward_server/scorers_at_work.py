@@ -5,45 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from reward_server.cache.key import Scope
 from reward_server.config import ScorerConfig
 from reward_server.endpoints.endpoint import Endpoint
-from reward_server.outcome import Answered
 from reward_server.pool import Pool
+from reward_server.pooled import ProcessScorer
 from reward_server.scorer import Answer, Kind, Scorer, Work
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessScorer:
-    """A function in the pool's processes."""
-
-    pool: Pool
-    index: int
-    kind: Kind = "process"
-
-    @property
-    def description(self) -> str:
-        return self.pool.accounts[self.index].description
-
-    @property
-    def limit_s(self) -> float:
-        return self.pool.accounts[self.index].spec.limit_s
-
-    @property
-    def version(self) -> str:
-        """Digest of the file that the function is defined in."""
-        return self.pool.accounts[self.index].version
-
-    @property
-    def is_deterministic(self) -> bool:
-        """Whether the function gives the same score for the same item, as it says itself."""
-        return self.pool.accounts[self.index].is_deterministic
-
-    def submit(self, work: Work, answer: Answer) -> None:
-        answers = cast(Callable[[Answered], None], answer)  # of one completion there is one outcome
-        self.pool.submit(scorer=self.index, owner=work.owner, prompt=work.prompt, completion=work.completion, fields=work.fields, answer=answers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

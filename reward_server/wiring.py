@@ -44,9 +44,10 @@ from reward_server.judge import JudgeScorer
 from reward_server.judge_config import JudgeConfig
 from reward_server.plane import Caches
 from reward_server.pool import Pool
+from reward_server.pooled import ProcessScorer
 from reward_server.scorer import Scorer
 from reward_server.scorers import OWN_PROCESS
-from reward_server.scorers_at_work import ProcessScorer, RemoteScorer, ScorersAtWork
+from reward_server.scorers_at_work import RemoteScorer, ScorersAtWork
 
 _JUDGE = set(JudgeConfig.model_fields) - set(RemoteConfig.model_fields)
 # What a score depends on: of two configurations that differ elsewhere the scores are the same.

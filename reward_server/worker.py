@@ -20,6 +20,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
+from protos import stacks
 from reward_server import channel, fields, registry
 from reward_server.outcome import Answered, Unscored, checked, checked_group, clean
 
@@ -33,6 +34,7 @@ def main() -> None:
     """Loads the scorers, then answers until the service is gone."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
+    stacks.answering()
     connection = socket.socket(fileno=descriptor)
     inbox = channel.Inbox(connection)
     received = inbox.all()

@@ -17,7 +17,7 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import faultpoints, mistakes
+from protos import faultpoints, mistakes, stacks
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
@@ -79,6 +79,7 @@ def main() -> int:
     parser.add_argument("--address-file", type=Path, help="gets host:port once the service listens")
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    stacks.answering()
     try:
         faultpoints.check()
         uvloop.run(serve(load_config(arguments.config), arguments.address_file))

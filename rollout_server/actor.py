@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,19 +27,20 @@ from protos.identity import sample_seed
 from protos.learner.v1alpha1 import learner_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
-from rollout_server.drawing import LeasedDraw
 from rollout_server.engine import Delta, EngineUnavailableError, SamplingSpec
 from rollout_server.environments.interface import Task
 from rollout_server.episodes import Episodes
 from rollout_server.exchange import GivenUp, unusable
 from rollout_server.fields import plain
+from rollout_server.leased_draw import LeasedDraw
 from rollout_server.played import given_reward, trajectory_of, with_messages
 from rollout_server.replica import Replica
+from rollout_server.reporting import Fence, Reporting, Watched
 from rollout_server.scoring import Scoring
 from rollout_server.submitting import Finished, Submitting
 from rollout_server.together import GroupScoring, Rewards, Together
 from rollout_server.tokens import Tokens
-from rollout_server.wire import FINISH, sampling_spec, version_spans
+from rollout_server.wire import FINISH, drawing_of, sampling_spec, version_spans
 
 logger = logging.getLogger("headrace.rollout.actor")
 
@@ -70,7 +71,7 @@ class Actor:
     """`who()`: current identity; None while the replica does not attend."""
 
     def __init__(
-        self, *, stub: Any, replica: Replica, tokens: Tokens, scoring: Scoring, submitting: Submitting, who: Callable[[], Who | None],
+        self, *, stub: Any, replica: Replica, tokens: Tokens, scoring: Scoring, submitting: Submitting, reporting: Reporting, who: Callable[[], Who | None],
         group_scoring: GroupScoring | None = None, episodes: Episodes | None = None,
     ) -> None:
         self._stub = stub
@@ -80,6 +81,7 @@ class Actor:
         self._group_scoring = group_scoring  # None: each sample is scored by itself
         self._episodes = episodes  # None: every sample is one answer
         self._submitting = submitting
+        self._reporting = reporting
         self._who = who
         self._groups: dict[str, _Group] = {}
         self._drawing: set[tuple[str, int]] = set()  # samples that have or want a place in the engine
@@ -172,8 +174,9 @@ class Actor:
         if client is None:
             return None
 
-        def score(completions: list[str]) -> Awaitable[Rewards]:
-            return client.score(scorer=self._scoring.scorer, prompt=lease.prompt_text, completions=completions, fields=lease.fields)
+        async def score(completions: list[str]) -> Rewards:
+            with self._replica.tally.scoring.of(len(completions)):
+                return await client.score(scorer=self._scoring.scorer, prompt=lease.prompt_text, completions=completions, fields=lease.fields)
 
         return Together(lease.group_size, done=lease.done, score=score)
 
@@ -209,11 +212,25 @@ class Actor:
             await self._play(group, index, spec, name, Task(prompt=lease.prompt_text, fields=fields, seed=spec.seed))
             return
         prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
-        start_s = time.monotonic()
-        last = await self._draw(group, index, prompt_ids, spec)
+        drawing = drawing_of(next((part for part in lease.parts if part.sample_index == index), None))
+        watched = self._reporting.begin(group_id=lease.group_id, sample_index=index, drawing=drawing, every_tokens=lease.report_every_tokens, fence=lambda: self._fence(group))
+        try:
+            await self._finish(group, index, prompt_ids, spec, watched)
+        finally:
+            self._reporting.end(watched)
+
+    def _fence(self, group: _Group) -> Fence:
+        assert self._me is not None, "a group in hand was leased as somebody"
+        return Fence(run_id=self._me.run_id, lease_id=group.lease.lease_id)
+
+    async def _finish(self, group: _Group, index: int, prompt_ids: list[int], spec: SamplingSpec, watched: Watched) -> None:
+        """Draws what is left of a sample, has it scored, submits it."""
+        lease, start_s = group.lease, time.monotonic()
+        last = await self._draw(group, index, prompt_ids, spec, watched)
         self._drawing.discard((lease.group_id, index))  # its place is free; score and receipt need none
         self._changed.set()
         if last is None:
+            await self._reporting.hand_back(watched)
             return
         generate_s = time.monotonic() - start_s
         text = self._tokens.text(last.token_ids)
@@ -221,6 +238,7 @@ class Actor:
         if scored is None:
             return
         reward, score_s = scored
+        self._replica.tally.answered(scored=not reward.HasField("unscored"))
         await self._submit(group, self._finished(lease, index, last, text=text, reward=reward, generate_s=generate_s, score_s=score_s))
 
     async def _play(self, group: _Group, index: int, spec: SamplingSpec, name: str, task: Task) -> None:
@@ -241,7 +259,9 @@ class Actor:
         generate_s, score_s = time.monotonic() - start_s, 0.0
         reward = given_reward(played)
         if reward is None:
-            reward, score_s = await self._scoring.score(prompt=lease.prompt_text, completion=played.last_text, fields=with_messages(lease.fields, played.messages))
+            with self._replica.tally.scoring.of(1):
+                reward, score_s = await self._scoring.score(prompt=lease.prompt_text, completion=played.last_text, fields=with_messages(lease.fields, played.messages))
+        self._replica.tally.answered(scored=not reward.HasField("unscored"))
         trajectory = trajectory_of(
             played, leased_prompt=leased_prompt, group_id=lease.group_id, sample_index=index, replica_id=me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s
         )  # fmt: skip
@@ -259,22 +279,32 @@ class Actor:
         """The reward and its seconds; None: the sample's group was given up."""
         if group.together is not None:
             return await group.together.reward(index, text)
-        return await self._scoring.score(prompt=group.lease.prompt_text, completion=text, fields=group.lease.fields)
+        with self._replica.tally.scoring.of(1):
+            return await self._scoring.score(prompt=group.lease.prompt_text, completion=text, fields=group.lease.fields)
 
-    async def _draw(self, group: _Group, index: int, prompt_ids: list[int], spec: SamplingSpec) -> Delta | None:
-        """The whole completion; again from the start when the engine dies. None when a drain came first."""
-        while await self._until_loaded(group.lease.least_version):
+    async def _draw(self, group: _Group, index: int, prompt_ids: list[int], spec: SamplingSpec, watched: Watched) -> Delta | None:
+        """The whole completion, from what is known of it on; when the engine dies, from what was last seen on. None when a drain came first."""
+        drawing = watched.drawing
+        while drawing.finish is None and await self._until_loaded(group.lease.least_version):
+            rest = drawing.rest(spec, num_prompt_tokens=len(prompt_ids), max_model_len=self._replica.engine.info.max_model_len)
+            if rest is None:
+                drawing.finish = "length"
+                break
             self._serial += 1
-            request_id = f"{group.lease.group_id}/{index}/{self._serial}"
+            drawing.begin(f"{group.lease.group_id}/{index}/{self._serial}")
             try:
-                async with aclosing(self._replica.generate(prompt_ids, spec, request_id, stream=False)) as deltas:
-                    last = await anext(deltas)
+                with self._replica.tally.drawing.of(1):
+                    async with aclosing(self._replica.generate([*prompt_ids, *drawing.token_ids], rest, drawing.request_id, stream=False)) as deltas:
+                        last = await anext(deltas)
             except EngineUnavailableError as error:
-                logger.info("sample (%s, %d) is drawn again: %s", group.lease.group_id, index, error)
+                drawing.stop()
+                logger.info("sample (%s, %d) is drawn on from token %d: %s", group.lease.group_id, index, drawing.num_tokens, error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            return None if last.finish == "abort" else last
-        return None
+            drawing.end(last)
+            if last.finish == "abort":
+                return None
+        return drawing.whole() if drawing.finish is not None else None
 
     async def _until_loaded(self, least_version: int) -> bool:
         """Whether it may be drawn now (drawing earlier would break the staleness bound by one); False once the replica drains."""

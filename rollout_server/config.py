@@ -26,6 +26,7 @@ class RolloutConfig(BaseModel):
     run_id: str = Field("", description="run that the learner must be; empty: any")
     engine: Literal["vllm", "small"] = Field("vllm", description="small: a plain engine for tests, never chosen by itself")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    head_dtype: Literal["compute", "float32"] = Field("compute", description="of the logits: rounded to dtype, or not; as the learner's trainer.head_dtype. vllm only")
     max_model_len: Count = 2048
     max_num_seqs: Count = Field(64, description="samples drawn at once")
     kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="KV cache on CPU; on a GPU gpu_memory_fraction decides")
@@ -56,6 +57,8 @@ class RolloutConfig(BaseModel):
         check_names(self.environments)
         if self.environments and self.score_groups:
             raise ValueError("score_groups=true with environments: samples that an environment rewards one by one cannot be compared; remove one of them")
+        if self.engine == "small" and self.head_dtype == "float32" and self.dtype != "float32":
+            raise ValueError(f"head_dtype=float32 with engine=small and dtype={self.dtype}: the small engine rounds its logits to dtype; use dtype=float32, or engine=vllm")
         if self.learner and not self.rewards and not self.environments:
             raise ValueError(f"learner={self.learner} without rewards: samples for a learner must be scored; give the address of at least one reward server")
         return self

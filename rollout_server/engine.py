@@ -65,6 +65,7 @@ class EngineStats:
     idle_s: float  # seconds since start without any request
     num_waiting: int | None = None  # of the running ones, those in the engine's queue; None: it does not tell
     kv_use: float | None = None  # share of the KV cache in use, 0 to 1; None: it does not tell
+    num_drawn: int | None = None  # tokens that left the model since start, handed out or not; None: as num_tokens
     num_preempted: int | None = None  # requests that lost their KV cache, since start; None: it does not tell
 
 
@@ -101,6 +102,12 @@ class Engine(Updatable, Protocol):
 
         Closing the generator or cancelling its task aborts the request. Raises ValueError for a prompt that is empty,
         overlong or outside the vocabulary, EngineUnavailableError when the engine dies or is not up.
+        """
+
+    def drawn(self, request_id: str, start: int = 0) -> Delta | None:
+        """What a running request has drawn so far from its token `start` on, with the spans of all of it, without finish.
+
+        None: there is nothing new, or the request is unknown or has ended. Costs as much as the new tokens.
         """
 
     async def abort(self, request_id: str) -> None:

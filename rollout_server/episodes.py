@@ -15,11 +15,11 @@ from typing import Any
 
 from rollout_server.conversation import Conversation
 from rollout_server.dialogue import Message
-from rollout_server.drawing import Draw
 from rollout_server.environment_config import EnvironmentConfig
 from rollout_server.environments.host import Host, Session
 from rollout_server.environments.interface import Action, EnvironmentFailure, Task
 from rollout_server.exchange import Exchange, OutOfRoom
+from rollout_server.leased_draw import Draw
 from rollout_server.played import Played
 from rollout_server.tokens import Tokens
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from rollout_server.conversation import Conversation
 from rollout_server.dialogue import Asked, Dialogue, Message
-from rollout_server.drawing import Draw, Watch
 from rollout_server.engine import Finish
+from rollout_server.leased_draw import Draw, Watch
 from rollout_server.tokens import Tokens
 
 

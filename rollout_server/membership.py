@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import grpc
 
-from protos import rpc
+from protos import rpc, stacks
 from protos.learner.v1alpha1 import learner_pb2 as pb
+from protos.resources import Gpu
 from rollout_server.actor import Who
 from rollout_server.replica import Replica
 from rollout_server.weights.driver import UpdateDriver
@@ -29,6 +31,7 @@ logger = logging.getLogger("headrace.rollout.membership")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _LAST_VERSION_S = 25.0  # for the last version to be loaded once the run is over; the gateway stays a little longer
+_DIAGNOSIS_BYTES = 1 << 20  # of the stacks of all processes together; a message may be larger, a heartbeat waits behind it
 _FINAL = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.ALREADY_EXISTS,
@@ -66,6 +69,7 @@ class Membership:
         drain: Callable[[float], Awaitable[None]],
         source: Source,
         keep_mirror: bool = False,
+        gpus: Callable[[], Sequence[Gpu]] = tuple,
     ) -> None:
         self._stub = stub
         self._address = address
@@ -75,12 +79,14 @@ class Membership:
         self._drain = drain
         self._source = source
         self._keep_mirror = keep_mirror
+        self._gpus = gpus
         self._run_id = ""  # learned from the first Welcome; from then on no other run will do
         self._who: Who | None = None
         self._said_away = False
         self._leaving = asyncio.Event()
         self._finished: asyncio.Future[str] | None = None  # why the run is over; one for each session
         self._driver_task: asyncio.Task[None] | None = None
+        self._diagnosing: asyncio.Task[None] | None = None
         self._driver_life = 0
 
     def who(self) -> Who | None:
@@ -176,7 +182,9 @@ class Membership:
         return pb.Heartbeat(
             state=replica.state, loaded_version=replica.engine.loaded_version, num_running=stats.num_running,
             num_free=max(0, replica.max_num_seqs - stats.num_running),
-            num_tokens=stats.num_tokens, idle_s=stats.idle_s,
+            num_tokens=stats.num_tokens, idle_s=stats.idle_s, num_drawn=stats.num_tokens if stats.num_drawn is None else stats.num_drawn,
+            num_scoring=replica.tally.scoring.num_now, drawing_s=replica.tally.drawing.seconds, scoring_s=replica.tally.scoring.seconds,
+            num_scored=replica.tally.num_scored, num_unscored=replica.tally.num_unscored, gpus=[_gpu(gpu) for gpu in self._gpus()],
         )  # fmt: skip
 
     async def _report(self, call: Any, writing: asyncio.Lock, driver: UpdateDriver) -> None:
@@ -193,12 +201,24 @@ class Membership:
                     await self._drain(order.drain.grace_s)
                     await self._say_goodbye(call, writing)
                     raise Left("drained by the learner", finished=False)
+                case "diagnose":
+                    if self._diagnosing is None or self._diagnosing.done():
+                        self._diagnosing = asyncio.create_task(self._diagnose(call, writing, order.diagnose.number))
                 case "run_finished":
                     assert self._finished is not None
                     if not self._finished.done():
                         self._finished.set_result(order.run_finished.reason)
                 case _:
                     driver.order(order)
+
+    async def _diagnose(self, call: Any, writing: asyncio.Lock, number: int) -> None:
+        """Asks every process of this replica what it is doing, in a thread, and sends what they said; a stream that ended meanwhile wants nothing."""
+        asked = await asyncio.to_thread(stacks.ask, stacks.family(os.getpid()))
+        each = _DIAGNOSIS_BYTES // max(1, len(asked))
+        answer = pb.Diagnosis(number=number, machine=stacks.machine(), processes=[pb.Diagnosis.Process(name=one.name, pid=one.pid, text=one.text[:each]) for one in asked])
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with writing:
+                await call.write(pb.AttendRequest(diagnosis=answer))
 
     async def _until_finished(self, finished: asyncio.Future[str], driver: UpdateDriver) -> None:
         """The last version is loaded before the replica leaves, since a commit must not be cut in two and whoever goes on asking
@@ -235,6 +255,10 @@ class Membership:
         if self._driver_task is not None:
             self._driver_task.cancel()
             self._driver_task = None
+
+
+def _gpu(gpu: Gpu) -> pb.Gpu:
+    return pb.Gpu(index=gpu.index, uuid=gpu.uuid, use=gpu.use, used_bytes=gpu.memory_used_bytes, size_bytes=gpu.memory_bytes, power_w=gpu.power_w)
 
 
 async def _status(call: Any) -> grpc.aio.AioRpcError:

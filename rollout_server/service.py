@@ -29,6 +29,7 @@ from rollout_server.environments.hosts import episodes_of
 from rollout_server.membership import Left, Membership
 from rollout_server.metrics import FIGURES, Seen
 from rollout_server.replica import CHECK_S, Replica
+from rollout_server.reporting import Reporting
 from rollout_server.scoring import Scoring
 from rollout_server.servicer import RolloutServicer
 from rollout_server.submitting import Submitting
@@ -40,6 +41,7 @@ from rollout_server.weights.fetching import FolderSource, LearnerSource, Source
 logger = logging.getLogger("headrace.rollout.service")
 
 _ASK_AGAIN_S = 1.0
+HAND_BACK_S = 3.0
 GRACE_S = 20.0  # for what runs, when the process is told to stop
 
 
@@ -64,8 +66,9 @@ class Service:
             refused=lambda: self.server.guard.num_refused,
         )  # fmt: skip
         self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)], self._security)
+        self._gpus = Gpus()
         self.exporter = Exporter(
-            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=Gpus()),
+            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=self._gpus),
             resolve(config.security, address=config.metrics_address),
         )  # fmt: skip
 
@@ -195,20 +198,21 @@ class Service:
             grouped = GroupScoring(self._config.rewards, timeout_s=self._config.score_timeout_s, security=self._security) if self._config.score_groups else None
             if grouped is not None:
                 stack.push_async_callback(grouped.close)
-            submitting = Submitting(channel)
+            submitting, reporting = Submitting(channel), Reporting(stub, self.replica.engine.drawn)
 
             def welcomed(welcome: learner_pb2.Welcome) -> None:
                 scoring.scorer = welcome.scorer
 
             membership = Membership(
-                source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain
+                source=self._source(stub), keep_mirror=self._config.peers, stub=stub, address=self._config.learner, replica=self.replica, hello=self._hello, welcomed=welcomed, drain=self._drain,
+                gpus=self._gpus.now,
             )  # fmt: skip
             self.actor = Actor(
-                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, who=membership.who, group_scoring=grouped, episodes=self.episodes
+                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, reporting=reporting, who=membership.who, group_scoring=grouped, episodes=self.episodes
             )  # fmt: skip
             attending = asyncio.create_task(membership.attend())
             acting = asyncio.create_task(self.actor.run())
-            carriers = [asyncio.create_task(scoring.run()), asyncio.create_task(submitting.run())]
+            carriers = [asyncio.create_task(scoring.run()), asyncio.create_task(submitting.run()), asyncio.create_task(reporting.run())]
             stop = asyncio.create_task(self._stopping.wait())
             try:
                 done, _ = await asyncio.wait([attending, acting, *carriers, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -232,6 +236,8 @@ class Service:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.actor.finish(), grace_s)
         await self.replica.drain(0.0)
+        with suppress(TimeoutError):  # what was aborted is handed back, so that another replica draws on from there
+            await asyncio.wait_for(self.actor.finish(), HAND_BACK_S)
 
     def _hello(self) -> learner_pb2.Hello:
         info = self.replica.engine.info

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +59,7 @@ class SmallEngine:
         self._info: EngineInfo | None = None
         self._loaded_version = 0
         self._meter = Meter()
+        self._num_drawn = 0  # counted by the drawing thread alone
         self._wake = threading.Condition()
         self._requests: list[Request] = []
         self._calls: list[Callable[[], None]] = []
@@ -99,7 +101,7 @@ class SmallEngine:
             raise EngineUnavailableError("the engine is not running")
 
     def stats(self) -> EngineStats:
-        return self._meter.stats()
+        return replace(self._meter.stats(), num_drawn=self._num_drawn)
 
     # --- drawing
 
@@ -126,6 +128,15 @@ class SmallEngine:
         finally:
             self._meter.end()
             self._end(request)
+
+    def drawn(self, request_id: str, start: int = 0) -> Delta | None:
+        with self._wake:
+            for request in self._requests:
+                end = len(request.logprobs)  # written last of a step
+                if request.request_id == request_id and end > start:
+                    ids = request.tokens[request.num_prompt + start : request.num_prompt + end]
+                    return Delta(token_ids=ids, logprobs=request.logprobs[start:end], spans=request.track.spans(end))
+        return None
 
     async def abort(self, request_id: str) -> None:
         with self._wake:
@@ -273,6 +284,8 @@ class SmallEngine:
             request.put(EngineUnavailableError(f"{type(error).__name__}: {error}"))
             return
         request.tokens.append(token)
+        request.logprobs.append(logprob)
+        self._num_drawn += 1
         finish: Finish | None = None
         if token in request.sampling.stop_token_ids:
             finish, request.max_new_tokens = "stop", request.num_drawn

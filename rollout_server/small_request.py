@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class Request:
     track: SpanTrack
     deltas: asyncio.Queue[Delta | Exception]
     loop: asyncio.AbstractEventLoop
+    logprobs: list[float] = field(default_factory=list)  # of what was drawn
     cache: Any = None  # KV of tokens[:-1]; None: nothing computed, or thrown away by an update
     stop: Finish | None = None
 

@@ -11,8 +11,8 @@ from typing import Any
 
 
 class Accounting:
-    """Watches one AsyncLLM. Uses two inner names that 0.26 to 0.33 share: engine_core.outputs_queue (outputs with request_id,
-    new_token_ids and finish_reason) and output_processor.add_request; start fails loudly where one is gone."""
+    """Watches one AsyncLLM. Uses inner names that 0.26 to 0.33 share: engine_core.outputs_queue (outputs with request_id, new_token_ids
+    and finish_reason), output_processor.add_request and .request_states; start fails loudly where one is gone."""
 
     def __init__(self, engine: Any) -> None:
         self._names: dict[str, str] = {}  # vLLM's own id of an admitted request to ours
@@ -22,10 +22,12 @@ class Accounting:
         self.num_steps = 0  # engine steps that brought something
         self.scheduler: Any = None  # the newest SchedulerStats; None where the engine was told to keep none
         self.num_preempted = 0  # requests that lost their KV cache, since the start; 0 without those
+        self._processor = engine.output_processor
         self._watch(engine.engine_core, engine.output_processor)
 
     def _watch(self, core: Any, processor: Any) -> None:
         assert hasattr(core, "outputs_queue"), "this vLLM has no engine_core.outputs_queue: its version is not supported"
+        assert hasattr(processor, "request_states"), "this vLLM has no output_processor.request_states: its version is not supported"
         put, add_request = core.outputs_queue.put_nowait, processor.add_request
 
         def watched_put(outputs: Any) -> None:
@@ -73,6 +75,16 @@ class Accounting:
     def forget(self, request_id: str) -> None:
         self._names.pop(self._ids.pop(request_id, ""), None)
         self._drawn.pop(request_id, None)
+
+    def seen(self, request_id: str, start: int) -> tuple[list[int], list[float]] | None:
+        """Ids and log-probs from token `start` on that the front end has read of a running request; None: it is unknown, or there is nothing new."""
+        state = self._processor.request_states.get(self._ids.get(request_id, ""))
+        if state is None or state.detokenizer is None or state.logprobs_processor is None:
+            return None
+        ids, entries = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs or ()
+        end = min(len(ids), len(entries))
+        new = range(start, end)
+        return ([ids[at] for at in new], [entries[at][ids[at]].logprob for at in new]) if new else None
 
     def num_drawn(self) -> dict[str, int]:
         """Tokens drawn so far of every admitted and unfinished request."""

@@ -107,7 +107,10 @@ class VllmEngine(VllmUpdates):
 
     def stats(self) -> EngineStats:
         stats = self._meter.stats()
-        if self._accounting is None or self._accounting.scheduler is None:
+        if self._accounting is None:
+            return stats
+        stats = replace(stats, num_drawn=self._accounting.num_arrived)
+        if self._accounting.scheduler is None:
             return stats
         seen = self._accounting.scheduler
         return replace(stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=self._accounting.num_preempted)
@@ -143,6 +146,14 @@ class VllmEngine(VllmUpdates):
         if isinstance(self._accounting, Intake):
             return by_columns(self._accounting, prompt, parameters, inner_id, streaming=stream)
         return by_objects(self._engine, prompt, parameters, inner_id)
+
+    def drawn(self, request_id: str, start: int = 0) -> Delta | None:
+        accounting = self._accounting
+        inner_id = next((name for name in self._tracks if name.rpartition("#")[0] == request_id), None)
+        if inner_id is None or accounting is None or (seen := accounting.seen(inner_id, start)) is None:
+            return None
+        ids, logprobs = seen
+        return Delta(token_ids=ids, logprobs=logprobs, spans=self._tracks[inner_id].spans(start + len(ids)))
 
     async def abort(self, request_id: str) -> None:
         for inner_id in [name for name in self._tracks if name.rpartition("#")[0] == request_id]:

@@ -91,6 +91,13 @@ class Intake(Accounting):
             self._end(stream, "abort")
             await self._engine.engine_core.abort_requests_async([stream.engine_id])
 
+    def seen(self, request_id: str, start: int) -> tuple[list[int], list[float]] | None:
+        """As Accounting's; of a request without stream, whose tokens stay here until its end."""
+        stream = self._streams.get(self._by_id.get(self._ids.get(request_id, ""), 0))
+        if stream is None:
+            return super().seen(request_id, start)
+        return (stream.ids[start:], stream.logprobs[start:]) if not stream.streaming and len(stream.ids) > start else None
+
     def arrived(self, outputs: Any) -> bool:
         if isinstance(outputs, BaseException):
             self._fail(f"the engine's process is gone: {type(outputs).__name__}: {outputs}")

@@ -94,6 +94,7 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool, colum
         "generation_config": "vllm",  # the model's own never leaks in
         "disable_log_stats": not config.metrics_address,
         "worker_extension_cls": "rollout_server.worker.WorkerExtension",
+        **({"hf_overrides": {"head_dtype": "float32"}} if config.head_dtype == "float32" else {}),
         **({"scheduler_cls": "rollout_server.vllm_scheduler.scheduler"} if columns else {}),
         **of_device,
     }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protos.arrays import unpack
+from protos.learner.v1alpha1 import learner_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
+from rollout_server.drawing import Drawing
 from rollout_server.engine import Finish, SamplingSpec
 from rollout_server.spans import Span
 
@@ -13,6 +16,9 @@ FINISH: dict[Finish, pb.FinishReason] = {
     "length": pb.FINISH_REASON_LENGTH,
     "abort": pb.FINISH_REASON_ABORT,
 }
+
+
+_FINISHED: dict[int, Finish] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
 def sampling_spec(sampling: pb.SamplingParams, *, seed: int | None = None) -> SamplingSpec:
@@ -35,6 +41,16 @@ def effective(spec: SamplingSpec, *, room_tokens: int) -> pb.SamplingParams:
     return pb.SamplingParams(
         temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k, stop_token_ids=spec.stop_token_ids,
         max_new_tokens=min(spec.max_new_tokens, room_tokens), seed=spec.seed,
+    )  # fmt: skip
+
+
+def drawing_of(part: learner_pb2.PartialSample | None) -> Drawing:
+    """A sample as far as earlier holders of its lease reported it; None: nothing of it is known."""
+    if part is None:
+        return Drawing()
+    return Drawing(
+        token_ids=[int(token) for token in unpack(part.token_ids)], logprobs=[float(value) for value in unpack(part.logprobs)],
+        spans=tuple(Span(version=span.version, start=span.start, end=span.end) for span in part.spans), finish=_FINISHED.get(part.finish_reason),
     )  # fmt: skip
 
 

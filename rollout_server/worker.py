@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from protos import stacks
 from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.adapter import MergedStaging
 from protos.weights.ipc import visible_devices
@@ -24,6 +25,7 @@ from rollout_server.checkpoint import stored
 from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
 
 die_with_multiprocessing_parent()
+stacks.answering()
 
 _VOCABULARY_LAYERS = ("ParallelLMHead", "VocabParallelEmbedding")
 

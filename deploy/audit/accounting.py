@@ -23,6 +23,7 @@ LEASED, ENDED, PLANNED, ONCE, STALE, TOKENS = (
     "no trained token is older than max_staleness", "a plan's tokens by staleness are those of its samples",
 )  # fmt: skip
 BOUND = "the bound on staleness moves one step at a time, within its limits, and a group keeps its own"
+PROGRESS = "reports of an unfinished sample follow each other"
 SIZES, BASELINE = "a group has as many samples as the configuration says", "a trained group's baseline has a score"
 CLOSED, VERSIONS, SAMPLES, KINDS, HELD = "closes match plans", "versions rise and are never used twice", "a sample is booked once", "records are known", "a trained sample's payload is in the journal"
 
@@ -135,6 +136,21 @@ class Accounting:
             whole = len(group.samples) == group.size
             self._must(whole, ENDED, entry, f"group {group_name(seq)} is dropped as {record['dropped']} with {len(group.samples)} of {group.size} samples")
             self._drop([seq], record["dropped"], entry)
+
+    def _on_progressed(self, record: dict[str, Any], entry: Entry) -> None:
+        """Tokens of a sample that is not submitted: of an open, lent group, each report from where the one before ended."""
+        seq, index = record["seq"], record["sample_index"]
+        group, name = self._open(seq, f"drawn on (sample {index})", entry), f"sample ({group_name(seq)}, {index})"
+        num_tokens, end = len(record["ids"]) // 4, record["start"] + len(record["ids"]) // 4
+        if group is None:
+            return
+        self._must(0 <= index < group.size and index not in group.samples, SAMPLES, entry, f"{name} is reported, and is booked or none of {group.size}")
+        known = group.reported.get(index, 0)
+        self._must(record["start"] == known, PROGRESS, entry, f"{name} is reported from token {record['start']} on, {known} were reported before")
+        self._must(len(record["logprobs"]) == 4 * num_tokens and sum(count for _, count in record["spans"]) == end, PROGRESS, entry, f"{name}: log-probs or spans of a report do not fit its tokens")
+        for version, _ in record["spans"]:
+            self._must(version in self.versions.by_number and version >= group.first_version, VERSIONS, entry, f"{name}: reported as drawn by version {version}, but it was leased for {group.first_version} or newer")
+        group.reported[index] = end
 
     def _on_released(self, record: dict[str, Any], entry: Entry) -> None:
         for seq in (*record["given_back"], *record["failed"]):

@@ -41,6 +41,7 @@ class Group:
     place: str = "open"
     samples: dict[int, Sample] = field(default_factory=dict)
     has_payload: set[int] = field(default_factory=set)
+    reported: dict[int, int] = field(default_factory=dict)  # tokens of unfinished samples that were reported
     baseline: bool = False
     bound: int | None = None
 

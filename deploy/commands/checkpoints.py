@@ -86,6 +86,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
     dtype: Annotated[Dtype | None, typer.Option(help="Of the weights. Default: what the run served.")] = None,
     model: Annotated[str, typer.Option(help="The model that training began with. Default: what the run folder says.")] = "",
+    adapter: Annotated[bool, typer.Option("--adapter", help="Of a run with trainer.lora: the adapters alone, for peft. Without it they are added to the weights.")] = False,
 ) -> None:
     """Write a cut as a Hugging Face folder: weights, config, tokenizer, chat template, generation settings. Needs no GPU.
 
@@ -93,5 +94,5 @@ def export(
     """
     from deploy.checkpoints import export as export_to
 
-    cut = export_to(source, out, model=model, dtype=dtype.value if dtype else "")
+    cut = export_to(source, out, model=model, dtype=dtype.value if dtype else "", adapter=adapter)
     typer.echo(f"{cut} is exported to {out}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.commands.shared import RunDir, run_folder, says_mistakes
+from deploy.commands.shared import Backend, RunDir, run_folder, says_mistakes
 
 
 class Control(StrEnum):
@@ -27,6 +27,7 @@ def demo(
     baselines: Annotated[bool, typer.Option(help="Also measure the base model with 48 tokens, and with the start of the answer given.")] = False,
     max_minutes: Annotated[float, typer.Option(min=0.1, help="Training time.")] = 7.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data, sampling and training.")] = 0,
+    backend: Annotated[Backend, typer.Option(help="ray: on a Ray cluster of two nodes that is started on this machine.")] = Backend.LOCAL,
 ) -> None:
     """Teach SmolLM2-135M to answer sums with GRPO on this machine's CPU, and measure it on held-out tasks before and after.
 
@@ -34,7 +35,7 @@ def demo(
     """
     from deploy.demo.demo import Options, run
 
-    options = Options(run_dir=run_folder(run_dir, "demo"), control=control.value, baselines=baselines, max_minutes=max_minutes, seed=seed)
+    options = Options(run_dir=run_folder(run_dir, "demo"), control=control.value, baselines=baselines, max_minutes=max_minutes, seed=seed, backend=backend.value)
     _finish(run(options, on_event=lambda text: typer.echo(text, err=True)))
 
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deploy.commands.shared import Ca, Sets, TokenEnv, TokenFile, say, says_mistakes
-
-
-class Backend(StrEnum):
-    """Where a run is launched."""
-
-    LOCAL = "local"
+from deploy.commands.shared import Backend, Ca, Sets, TokenEnv, TokenFile, say, says_mistakes
 
 
 @says_mistakes
@@ -39,9 +32,9 @@ def launch(
     if dry_run:
         typer.echo(json.dumps(describe(run), indent=2))
         return
-    from deploy.launch import launch_local
+    from deploy.launch import launch as launch_run
 
-    outcome = launch_local(run, on_event=lambda text: typer.echo(text, err=True))
+    outcome = launch_run(run, backend=backend.value, on_event=lambda text: typer.echo(text, err=True))
     if outcome.code:
         say(outcome.message)
     raise typer.Exit(outcome.code)

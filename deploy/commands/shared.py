@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,6 +20,13 @@ Ca = Annotated[Path | None, typer.Option(help="Certificates to check the service
 TokenFile = Annotated[Path | None, typer.Option(help="File with the service's bearer token.")]
 TokenEnv = Annotated[str, typer.Option(metavar="VARIABLE", help="Environment variable with the token, instead of a file.")]
 RunDir = Annotated[Path | None, typer.Option(help="Run folder; one that exists is resumed. Default: runs/COMMAND-TIME.")]
+
+
+class Backend(StrEnum):
+    """Where a run is launched."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 class Mistaken(TyperGroup):

@@ -5,7 +5,6 @@ Most of what it learns is to answer at once and in digits; `--baselines` measure
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import yaml
 from deploy.demo import task
 from deploy.demo.evaluate import Question
 from deploy.demo.session import Baseline, Lesson, Taught, teach
+from deploy.launch import Backend
 from deploy.report import write as write_report
 from deploy.schema import RunFile, load, parse
 from deploy.services import write_atomically
@@ -43,6 +43,7 @@ class Options:
     baselines: bool
     max_minutes: float  # of training
     seed: int
+    backend: Backend = "local"
 
 
 def run(options: Options, *, on_event: Callable[[str], None]) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def run(options: Options, *, on_event: Callable[[str], None]) -> dict[str, Any]:
         prepare(options, on_event)
     run_file = load(file)
     lesson = make_lesson(task.read_jsonl(options.run_dir / "held_out.jsonl"), run_file, baselines=options.baselines)
-    taught = asyncio.run(teach(run_file, lesson, on_event))
+    taught = teach(run_file, lesson, on_event, options.backend)
     summary = summarize(taught, run_file.run_dir)
     write_atomically(result, json.dumps(summary) + "\n")
     on_event(f"report: {write_report(run_file.run_dir)}")
@@ -128,7 +129,15 @@ def run_content(options: Options, stop_token_ids: tuple[int, ...]) -> dict[str, 
             "exit_when_finished": False,  # it answers the held-out questions afterwards
         },
         "reward": {"scorers": [{"name": SCORER, "use": "last_number"}]},
+        **(two_machines() if options.backend == "ray" else {}),
     }
+
+
+def two_machines() -> dict[str, Any]:
+    """A cluster of two nodes on this machine, so that one of them can be lost."""
+    nodes = [{"name": "here", "count": 2, "gpus_per_node": 0}]
+    place = {"node_group": "here"}
+    return {"cluster": {"node_groups": nodes, "ray": {"local_nodes": 2}}, "roles": {"actor": place, "rollout": place, "reward_model": place}}
 
 
 def make_lesson(tasks: list[task.Task], run_file: RunFile, *, baselines: bool) -> Lesson:

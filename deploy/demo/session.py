@@ -9,23 +9,30 @@ The replica is the one that was trained with, so "after" measures weights that w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import grpc
 
 from deploy.demo.evaluate import Evaluation, Examiner, Question
-from deploy.launch import tell_steps
-from deploy.local import Local
+from deploy.fleet import Fleet
+from deploy.keeper import Keeper
+from deploy.launch import Backend, fleet_of, tell_steps
+from deploy.processes import LEARNER
 from deploy.progress import read_all, surviving
 from deploy.schema import RunFile
-from deploy.services import Service, local_services, write_atomically
+from deploy.services import write_atomically
 from learner.supervisor import claimed
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.rpc import channel, deadline_s
 
 START_S = 600.0  # for imports and loading on a busy machine
-LAST_PUSH_S = 60.0
+LAST_PUSH_S = 180.0  # a replica that was lost at the end starts again first
+REWARD, REPLICA = "reward-0", "rollout-0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +60,11 @@ class Lesson:
     stop_token_ids: tuple[int, ...]
     baselines: tuple[Baseline, ...] = ()
 
-    def examiner(self, rollout: Service, reward: Service, max_new_tokens: int) -> Examiner:
-        """Asks a replica, has a reward server score."""
+    def examiner(self, rollout: str, reward: str, max_new_tokens: int) -> Examiner:
+        """Asks a replica, has a reward server score; host:port of both."""
         return Examiner(
-            rollout=rollout.address,
-            reward=reward.address,
+            rollout=rollout,
+            reward=reward,
             scorer=self.scorer,
             max_new_tokens=max_new_tokens,
             stop_token_ids=self.stop_token_ids,
@@ -78,35 +85,33 @@ class Taught:
     steps: int
 
 
-async def teach(run: RunFile, lesson: Lesson, on_event: Callable[[str], None]) -> Taught:
+def teach(run: RunFile, lesson: Lesson, on_event: Callable[[str], None], backend: Backend = "local") -> Taught:
     """Trains `run` to its end, with both evaluations. An interrupted session of the same run folder is taken up again.
 
     Raises RuntimeError when the run fails, ValueError for a user's mistake that only a service could find.
     """
-    with claimed(run.run_dir, "launcher"):
-        return await _teach(run, lesson, on_event)
+    with claimed(run.run_dir, "launcher"), fleet_of(backend)(run, on_event) as fleet:
+        return asyncio.run(_teach(run, lesson, fleet, on_event))
 
 
-async def _teach(run: RunFile, lesson: Lesson, on_event: Callable[[str], None]) -> Taught:
+async def _teach(run: RunFile, lesson: Lesson, fleet: Fleet, on_event: Callable[[str], None]) -> Taught:
     started = time.monotonic()
-    services = {service.name: service for service in local_services(run)}
-    reward, replica, learner = services["reward-0"], services["rollout-0"], services["learner"]
     ask = _Once(run.run_dir, on_event)
-    examiner = lesson.examiner(replica, reward, lesson.max_new_tokens)
-    async with Local(on_event=on_event) as local:
-        for service in services.values():
-            if service is not learner:
-                local.start(service)
-        for service in (reward, replica):
-            await local.ready(service.name, limit_s=START_S)
-        before = await local.until(ask("before", examiner, lesson.questions))
+
+    def examiner(max_new_tokens: int) -> Examiner:
+        return lesson.examiner(fleet.where(REPLICA).address, fleet.where(REWARD).address, max_new_tokens)
+
+    async with fleet.keeper() as keeper:
+        fleet.start(*fleet.first, held=(LEARNER,))
+        for name in (REWARD, REPLICA):
+            await keeper.ready(name, limit_s=START_S)
+        before = await keeper.until(ask("before", examiner(lesson.max_new_tokens), lesson.questions))
         baselines = {}
         for each in lesson.baselines:
-            longer = lesson.examiner(replica, reward, each.max_new_tokens)
-            baselines[each.name] = await local.until(ask(f"baseline-{each.name}", longer, each.questions))
-        await _train(local, learner, run, on_event)
-        await _until_current(replica, final_version(run.run_dir), on_event)
-        after = await ask("after", examiner, lesson.questions)
+            baselines[each.name] = await keeper.until(ask(f"baseline-{each.name}", examiner(each.max_new_tokens), each.questions))
+        await _train(keeper, fleet, run, on_event)
+        await _until_current(fleet, final_version(run.run_dir), on_event)
+        after = await ask("after", examiner(lesson.max_new_tokens), lesson.questions)
     minutes = (time.monotonic() - started) / 60
     return Taught(before=before, after=after, baselines=baselines, minutes=minutes, steps=final_step(run.run_dir))
 
@@ -123,29 +128,34 @@ def final_version(run_dir: Path) -> int:
     return int(metrics[-1]["version"]) if metrics else 0
 
 
-async def _train(local: Local, learner: Service, run: RunFile, on_event: Callable[[str], None]) -> None:
-    local.start(learner)
+async def _train(keeper: Keeper[Any], fleet: Fleet, run: RunFile, on_event: Callable[[str], None]) -> None:
+    fleet.release(LEARNER)
     steps = asyncio.create_task(tell_steps(run, on_event))
     try:
-        outcome = await local.outcome()
+        outcome = await keeper.outcome()
     finally:
         steps.cancel()
     outcome.check()
 
 
-async def _until_current(replica: Service, version: int, on_event: Callable[[str], None]) -> None:
-    """Returns once the replica has loaded `version`. Raises RuntimeError when it has not within LAST_PUSH_S."""
-    end = time.monotonic() + LAST_PUSH_S
-    async with channel(replica.address) as open_channel:
+async def _until_current(fleet: Fleet, version: int, on_event: Callable[[str], None]) -> None:
+    """Returns once the replica has loaded `version`, wherever it is by now. Raises RuntimeError when it has not within LAST_PUSH_S."""
+    end, loaded = time.monotonic() + LAST_PUSH_S, 0
+    while time.monotonic() < end:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # it may be starting again on another machine
+            loaded = await _loaded_version(fleet.where(REPLICA).address)
+        if loaded >= version:
+            on_event(f"{REPLICA} serves version {loaded}")
+            return
+        await asyncio.sleep(0.2)
+    raise RuntimeError(f"{REPLICA} serves version {loaded}, not the last one, {version}, {LAST_PUSH_S:.0f} s after training; its log says why")
+
+
+async def _loaded_version(address: str) -> int:
+    async with channel(address) as open_channel:
         stub = rollout_pb2_grpc.RolloutServiceStub(open_channel)
-        while True:
-            status = await stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=deadline_s("GetStatus"))
-            if status.loaded_version >= version:
-                on_event(f"{replica.name} serves version {status.loaded_version}")
-                return
-            if time.monotonic() > end:
-                raise RuntimeError(f"{replica.name} serves version {status.loaded_version}, not the last one, {version}, {LAST_PUSH_S:.0f} s after training; see {replica.log}")
-            await asyncio.sleep(0.2)
+        status = await stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=deadline_s("GetStatus"))
+    return int(status.loaded_version)
 
 
 class _Once:

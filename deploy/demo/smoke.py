@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -47,7 +46,7 @@ def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None], algorithm:
     if not (run_dir / "run.yaml").is_file():
         prepare(run_dir, digits, seed, algorithm, on_event)
     run_file = load(run_dir / "run.yaml")
-    taught = asyncio.run(teach(run_file, make_lesson(digits, run_file), on_event))
+    taught = teach(run_file, make_lesson(digits, run_file), on_event)
     summary = summarize(taught, run_dir)
     write_atomically(result, json.dumps(summary) + "\n")
     on_event(f"report: {write_report(run_dir)}")

@@ -18,7 +18,7 @@ from learner.gateway.gateway import Gateway
 from learner.gateway.journal import JournalFailed
 from learner.gateway.segments import JournalDamaged
 from learner.process import END, complain, keep_freed_memory, log_to_stderr, read_config
-from protos import faultpoints
+from protos import faultpoints, stacks
 from protos.identity import resolve_model
 from protos.lifeline import die_with_parent
 
@@ -48,6 +48,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(os.getppid())
     log_to_stderr()
+    stacks.answering()
     try:
         faultpoints.check()
         uvloop.run(serve(read_config(arguments.config), endings))

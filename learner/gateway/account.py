@@ -7,6 +7,7 @@ a restarted gateway is the newest cut's `state()` plus the journal's records aft
     opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size, baseline, bound and pick where they are not plain
     leased_again   seq, lease
     submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""; kept: why it might have been
+    progressed     seq, sample_index, start, ids, logprobs, spans, finish     tokens drawn of a sample that is not submitted, from `start` on
     released       given_back, failed, dropped                         leases that ended unfulfilled: seqs; dropped: out of attempts
     dropped        groups, reason
     planned        step, groups, tokens, dropped                       dropped: seqs left behind by a rollback
@@ -24,6 +25,7 @@ from typing import Any
 
 from learner.gateway.groups import Group, Lease, SampleFacts
 from learner.gateway.history import History, Rules
+from learner.gateway.parts import Part
 from learner.gateway.versions import PolicyVersion, Versions
 
 SCHEMA = 1
@@ -135,6 +137,7 @@ class Account:
     def add_sample(self, group: Group, sample_index: int, facts: SampleFacts, dropped: str, *, kept: str = "") -> None:
         """What a "submitted" record means, for whoever has its facts at hand: they need not be read back from the record just made."""
         group.samples[sample_index] = facts
+        group.parts.pop(sample_index, None)
         if len(group.samples) < group.size:
             return
         self.history.measured(group.data_set, group.prompt_row, (facts.reward for facts in group.usable() if facts.reward is not None))
@@ -147,6 +150,10 @@ class Account:
             self.num_kept_flat += 1  # says nothing of the prompts' worth, so the row of drops goes on
         else:
             self.drops_in_row = 0
+
+    def _apply_progressed(self, record: Record) -> None:
+        parts, index, part = self.groups[record["seq"]].parts, record["sample_index"], Part.from_record(record)
+        parts[index] = parts[index].followed_by(part) if index in parts else part
 
     def _apply_released(self, record: Record) -> None:
         for seq in (*record["given_back"], *record["failed"]):

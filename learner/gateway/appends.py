@@ -43,7 +43,7 @@ class Appends(ABC):
     """One opened journal. Read it to its end first, then append. max_pending_bytes: see `drained`."""
 
     def __init__(self, *, max_pending_bytes: int) -> None:
-        self.num_bytes = 0  # that the journal holds
+        self.num_bytes = 0  # about what the journal takes; counted, nobody is asked
         self.num_syncs = 0  # batches made durable
         self.sync_s = 0.0  # waited for the disk, or for Redis, to make them so
         self._max_pending_bytes = max_pending_bytes
@@ -111,10 +111,6 @@ class Appends(ABC):
     @abstractmethod
     def _shut(self) -> None:
         """Lets others open the journal."""
-
-    def size_bytes(self) -> int | None:
-        """About what the journal takes now, without asking anybody; None: not known at this moment."""
-        return self.num_bytes
 
     # Shared
 

@@ -20,7 +20,7 @@ import grpc
 
 from learner.gateway.handshake import Claim, Identity, refusal, too_short
 from learner.gateway.refusals import Refused, precondition, unavailable
-from learner.gateway.replicas import Replica
+from learner.gateway.replicas import GpuSeen, Load, Replica
 from protos.learner.v1alpha1 import learner_pb2 as pb
 
 logger = logging.getLogger("headrace.learner.attendance")
@@ -36,6 +36,7 @@ class Session:
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.ended = False
+        self.said_goodbye = False
         self.error: Refused | None = None
         self._orders: deque[pb.AttendResponse] = deque()
         self._changed = asyncio.Event()
@@ -78,6 +79,7 @@ class Attendance:
         self.replicas: dict[str, Replica] = {}  # known ones, attending or not, by replica_id
         self.lost: list[Callable[[str, int], None]] = []  # (replica_id, incarnation)
         self.reported: list[Callable[[Replica, pb.UpdateReport], None]] = []
+        self.diagnosed: list[Callable[[Replica, pb.Diagnosis], None]] = []
         self.changed: list[Callable[[], None]] = []  # somebody may lease who might not before
 
     async def attend(self, requests: AsyncIterator[pb.AttendRequest], write: Write) -> None:
@@ -165,9 +167,9 @@ class Attendance:
         now_s = asyncio.get_running_loop().time()
         if known is not None and known.claim.incarnation == claim.incarnation:
             replica = known
-            replica.claim, replica.heard_s, replica.attending = claim, now_s, True
+            replica.claim, replica.heard_s, replica.attending, replica.lost, replica.moved_s = claim, now_s, True, False, now_s
         else:
-            replica = Replica(claim=claim, heard_s=now_s, attending=True)
+            replica = Replica(claim=claim, heard_s=now_s, attending=True, moved_s=now_s)
         session = Session(replica)
         self.replicas[claim.replica_id] = replica
         self._sessions[claim.replica_id] = session
@@ -197,10 +199,16 @@ class Attendance:
                 state=beat.state, loaded_version=self._believed(replica, beat.loaded_version), num_running=beat.num_running,
                 num_free=beat.num_free, num_tokens=beat.num_tokens, idle_s=beat.idle_s,
             )  # fmt: skip
+            replica.loaded_with(_load(beat), asyncio.get_running_loop().time())
             if replica.may_lease and not could:
                 _call(self.changed)
         elif kind == "update_report":
             self._report(replica, request.update_report)
+        elif kind == "diagnosis":
+            for listener in self.diagnosed:
+                listener(replica, request.diagnosis)
+        elif kind == "goodbye":
+            session.said_goodbye = True
         return bool(kind == "goodbye")
 
     def _believed(self, replica: Replica, version: int) -> int:
@@ -238,7 +246,8 @@ class Attendance:
         if self._sessions.get(replica.claim.replica_id) is not session:
             return
         del self._sessions[replica.claim.replica_id]
-        replica.attending = False
+        replica.left_in_order = session.said_goodbye
+        replica.attending, replica.lost = False, not session.said_goodbye and (session.error is None or session.error.code is grpc.StatusCode.UNAVAILABLE)
         if not self._sessions:
             self._alone_since_s = asyncio.get_running_loop().time()
         logger.info("replica %s left: %s", replica.claim.replica_id, session.error or "its stream ended")
@@ -254,6 +263,11 @@ class Attendance:
             scorer=self._scorer,
             push_deadline_s=self._push_deadline_s,
         )
+
+
+def _load(beat: pb.Heartbeat) -> Load:
+    gpus = tuple(GpuSeen(index=gpu.index, uuid=gpu.uuid, use=gpu.use, used_bytes=gpu.used_bytes, size_bytes=gpu.size_bytes, power_w=gpu.power_w) for gpu in beat.gpus)
+    return Load(num_scoring=beat.num_scoring, drawing_s=beat.drawing_s, scoring_s=beat.scoring_s, num_scored=beat.num_scored, num_unscored=beat.num_unscored, num_drawn=beat.num_drawn, gpus=gpus)
 
 
 async def _hello(requests: AsyncIterator[pb.AttendRequest]) -> Claim:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -75,6 +77,7 @@ class Batches:
         self._meter = Meter()
         self._decisions: dict[int, asyncio.Task[Decision]] = {}
         self._leaving: set[int] = set()
+        self._waited_s, self._waiting_since_s = 0.0, math.inf
         self._last_tries = 0
 
     async def take(self, policy_step: int, *, num_ranks: int, leaving: bool = False) -> Decision:
@@ -87,7 +90,17 @@ class Batches:
             self._books.bell.ring()
         if policy_step not in self._decisions:
             self._decisions[policy_step] = asyncio.create_task(self._decide(policy_step, num_ranks))
-        return await asyncio.shield(self._decisions[policy_step])
+        self._waiting_since_s = min(self._waiting_since_s, time.monotonic())
+        try:
+            return await asyncio.shield(self._decisions[policy_step])
+        finally:
+            if all(decision.done() for decision in self._decisions.values()):
+                self._waited_s, self._waiting_since_s = self.waited_s, math.inf
+
+    @property
+    def waited_s(self) -> float:
+        """Time in which the trainer waited for a batch to be decided, since the start, a wait that goes on included."""
+        return self._waited_s + max(0.0, time.monotonic() - self._waiting_since_s)
 
     def forget(self, before: int | None = None) -> None:
         """Closed steps, or (None) all of a trainer that is not on duty any more: whoever waits for those is cancelled."""

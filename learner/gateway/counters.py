@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-LOW_USE = 0.5  # mean use of the learner's GPUs within a step, below which it counts as one of low use
-
 
 @dataclass(kw_only=True, slots=True)
 class PushCounters:
@@ -45,8 +43,9 @@ class StepClock:
     """
 
     since_s: float = field(default_factory=time.monotonic)  # of the last publication; before the first, of the start
+    low_use: float = 0.5  # mean use of the learner's GPUs within a step, below which it counts as one of low use
     use: float | None = None  # mean over the last step; None: no sample yet
-    num_low: int = 0  # steps in a row with a use under LOW_USE
+    num_low: int = 0  # steps in a row with a use under low_use
     _sum: float = 0.0
     _count: int = 0
 
@@ -65,5 +64,5 @@ class StepClock:
         if self._count:
             self.use = self._sum / self._count
         if self.use is not None:
-            self.num_low = self.num_low + 1 if self.use < LOW_USE else 0
+            self.num_low = self.num_low + 1 if self.use < self.low_use else 0
         self._sum, self._count = 0.0, 0

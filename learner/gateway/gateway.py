@@ -2,6 +2,7 @@
 
     watch (attendance)   ends silent replicas          watch (leases)   ends lapsed leases
     _load_prompts        renders the prompts once      run              waits for the first reason to end
+    run (lookout)        alarms and their diagnoses
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from learner.gateway.handshake import Identity
 from learner.gateway.journals import open_journal
 from learner.gateway.last_step import LastStep
 from learner.gateway.leases import LeaseDesk
+from learner.gateway.lookout import Bulletin, Lookout
 from learner.gateway.metrics import FIGURES, Seen
+from learner.gateway.progress import Progress
 from learner.gateway.recovery import Recovered, put_back, recover
 from learner.gateway.refusals import unavailable
 from learner.gateway.saving import Saving
@@ -96,7 +99,8 @@ class Gateway:
             push_deadline_s=config.push.deadline_s,
         )
         self._held_out = catalog.Shelf()
-        self._pushes, self._steps, self._gpus = PushCounters(), StepClock(), Gpus()
+        self._pushes, self._steps, self._gpus = PushCounters(), StepClock(low_use=config.alarms.low_use), Gpus()
+        self._bulletin = Bulletin()
         self._evaluation = self._make_evaluation()
         self._desk = LeaseDesk(
             self._books, self._attendance, self._shelf, lapse_s=config.lease.lapse_s, silence_s=config.lease.silence_s, groups_wanted=self._groups_wanted, evaluation=self._evaluation
@@ -106,7 +110,9 @@ class Gateway:
         seen = Seen(
             config=config, books=self._books, attendance=self._attendance, saving=self._saving, pushes=self._pushes, steps=self._steps,
             last=LastStep(config.run_dir / "metrics.jsonl"), gpus=self._gpus, num_refused=lambda: self._server.guard.num_refused,
+            waited_s=lambda: self._batches.waited_s, bulletin=self._bulletin,
         )  # fmt: skip
+        self._lookout = Lookout(config.alarms, FIGURES, seen, run_dir=config.run_dir, attendance=self._attendance, gpus=self._gpus, bulletin=self._bulletin)
         self.exporter = Exporter(config.metrics_address, FIGURES, seen, resolve(config.security, address=config.metrics_address))
 
     @property
@@ -128,12 +134,14 @@ class Gateway:
         endings: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending) for ending in (stopping.wait(), self.feed.finished.wait(), self._books.failure)]
         evaluating = [self._evaluation.watch()] if self._evaluation else []
         loops = [asyncio.create_task(loop) for loop in (self._attendance.watch(), self._desk.watch(), self._load_prompts(), *evaluating, *([self._sharing.run()] if self._sharing else []), *([self._sample_gpus()] if len(self._gpus) else []))]
+        looking = asyncio.create_task(self._lookout.run())
         try:
-            await _first(endings, loops)
+            await _first(endings, [*loops, looking])
+            looking.cancel()  # what ends is no alarm
             if self.feed.finished.is_set():
                 await self._let_replicas_leave(stopping)
         finally:
-            for task in (*endings[:2], *loops):
+            for task in (*endings[:2], *loops, looking):
                 task.cancel()
             await self._stop()
 
@@ -216,7 +224,7 @@ class Gateway:
         if self._evaluation is not None:
             saving.undecided = self._evaluation.undecided
         push = UpdateLimits(prepare_s=config.push.prepare_s, collective_timeout_s=config.push.collective_timeout_s, deadline_s=config.push.deadline_s)
-        batches = Batches(
+        batches = self._batches = Batches(
             self._books, self._attendance, self._shelf, saving,
             num_steps=config.steps, seed=config.seed, shuffle_rewards=config.control == "shuffled_rewards", is_over=self._is_over,
             may_end=self._evaluation.may_end if self._evaluation else lambda _: True,
@@ -240,9 +248,10 @@ class Gateway:
             attendance=self._attendance,
             desk=self._desk,
             submissions=Submissions(self._books, self._shelf, run_id=self.run_id, vocabulary=vocabulary, fallback=self._config.filter.unscored_value, evaluation=self._evaluation),
+            progress=Progress(self._books, run_id=self.run_id, vocabulary=vocabulary),
             snapshots=self._snapshots,
             fetches=Fetches(self._snapshots, self._deltas, self._attendance),
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, catalog=self._shelf.catalog),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, progress=self._books.progress, catalog=self._shelf.catalog, bulletin=self._bulletin),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
@@ -278,6 +287,7 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        max_progress_bytes=config.lease.max_progress_bytes,
         max_flat_a_step=config.filter.max_flat_a_step,
         flat_fails=config.filter.then == "fail",
         group_sizes={name: one.group_size for name, one in config.data.sources.items() if one.group_size is not None},

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from learner.gateway.parts import Part
+
 ZERO_SIGNAL_SPREAD = 1e-6
 UNSCORED = "unscored"
 NAMES_KEPT = 4096  # names and numbers of groups that need not be made again for each sample
@@ -109,6 +111,7 @@ class Group:
     data_set: name of the prompt's data set; empty: the run has one without a name. size: samples of the group, the baseline counted in.
     bound: staleness that it was opened under, in steps; None: the run's max_staleness.
     baseline: the last sample is the greedy answer, whose reward the others are held against; it is never trained on.
+    parts: what was reported of samples that are not submitted, by sample index.
     rolled_back: it was open in a rollback, so its age may break the bound without a defect.
     """
 
@@ -123,6 +126,7 @@ class Group:
     attempts: int = 0
     lease: Lease | None = None
     samples: dict[int, SampleFacts] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
     place: Place = "open"
     rolled_back: bool = False
     baseline: bool = False
@@ -145,16 +149,19 @@ class Group:
         state = {name: getattr(self, name) for name in _PLAIN_GROUP}
         state["lease"] = asdict(self.lease) if self.lease else None
         state["samples"] = [[index, facts.to_record()] for index, facts in self.samples.items()]
+        if self.parts:
+            state["parts"] = [[index, part.to_record()] for index, part in self.parts.items()]
         return state
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Group:
         lease = Lease(**state["lease"]) if state["lease"] else None
         samples = {index: SampleFacts.from_record(record) for index, record in state["samples"]}
-        return cls(**{**state, "lease": lease, "samples": samples})
+        parts = {index: Part.from_record(record) for index, record in state.get("parts", ())}
+        return cls(**{**state, "lease": lease, "samples": samples, "parts": parts})
 
 
-_PLAIN_GROUP = tuple(entry.name for entry in fields(Group) if entry.name not in ("lease", "samples"))
+_PLAIN_GROUP = tuple(entry.name for entry in fields(Group) if entry.name not in ("lease", "samples", "parts"))
 
 
 def verdict(samples: Mapping[int, SampleFacts], *, min_usable: int, zero_signal: bool, unscored: str, baseline_index: int | None = None) -> str:

@@ -104,6 +104,7 @@ class Journal(Appends):
         self._number = numbers[-1] if numbers else self._number
         self._open_segment()
         self._index.flush()
+        self.num_bytes = self.bytes_since(None)
 
     def _trusted_index(self, numbers: list[int]) -> Position | None:
         """Up to where the index is right. One that knows of an entry that the log does not have belongs to another log."""
@@ -160,23 +161,23 @@ class Journal(Appends):
     def forget(self, before: Position) -> int:
         """Deletes the segments that hold only entries before a position; returns how many."""
         numbers = [number for number in segment_numbers(self.folder) if number < min(before.segment, self._number)]
+        num_bytes = sum(segment_path(self.folder, number).stat().st_size for number in numbers)
         for number in numbers:  # oldest first, so that a crash in between leaves no gap
             segment_path(self.folder, number).unlink()
         if numbers:
             _sync_folder(self.folder)
-            self._thread.submit(self._index.forget, numbers[-1] + 1).result()
+            self._thread.submit(self._forgotten, numbers[-1] + 1, num_bytes).result()
         return len(numbers)
+
+    def _forgotten(self, before_segment: int, num_bytes: int) -> None:
+        """In the thread, which counts the bytes that come as well."""
+        self._index.forget(before_segment)
+        self.num_bytes -= num_bytes
 
     def bytes_since(self, position: Position | None) -> int:
         numbers = [number for number in segment_numbers(self.folder) if position is None or number >= position.segment]
         total = sum(segment_path(self.folder, number).stat().st_size for number in numbers)
         return max(0, total - (position.offset if position is not None and position.segment in numbers else 0))
-
-    def size_bytes(self) -> int | None:
-        try:
-            return self.bytes_since(None)
-        except OSError:
-            return None  # a segment went meanwhile
 
     def _shut(self) -> None:
         self._index.close()
@@ -221,8 +222,8 @@ class Journal(Appends):
             offset += HEAD_BYTES + len(body) + len(payload)
         try:
             _write_buffers(self._file, buffers)
-            faultpoints.point("before_fsync")
             began_s = time.monotonic()
+            faultpoints.point("before_fsync")
             os.fdatasync(self._file)
             self.sync_s += time.monotonic() - began_s
         except Exception:
@@ -230,6 +231,7 @@ class Journal(Appends):
             raise
         faultpoints.point("after_fsync")
         self.num_syncs += 1
+        self.num_bytes += offset - self._durable
         self._durable = offset
         for position, (_, _, _, key) in zip(positions, batch, strict=True):
             self._index.note(position, key)
@@ -247,6 +249,7 @@ class Journal(Appends):
             self._number -= 1
             raise
         os.close(old)
+        self.num_bytes += len(HEADER)
 
     def _open_segment(self) -> None:
         """Opens the segment for appends; a new or headless one gets its header, durably, name included."""

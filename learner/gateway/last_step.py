@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from protos.resources import resident_bytes
+from protos.processes import resident_bytes
 
 FIRST_BYTES = 1 << 20  # read of a file that is there already
 

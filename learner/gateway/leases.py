@@ -84,8 +84,10 @@ class LeaseDesk:
                 return []
 
     def release(self, replica_id: str, incarnation: int) -> None:
-        """The replica is gone: its leases are free at once."""
-        self._free(self._books.ledger.release_holder(holder_of(replica_id, incarnation), in_good_order=False))
+        """The replica is gone: its leases are free at once. One that said goodbye has not failed at its groups."""
+        replica = self._attendance.replicas.get(replica_id)
+        in_good_order = replica is not None and replica.member == (replica_id, incarnation) and replica.left_in_order
+        self._free(self._books.ledger.release_holder(holder_of(replica_id, incarnation), in_good_order=in_good_order))
 
     async def watch(self) -> None:
         """Ends leases that lapsed, for ever; and those of replicas that did not come back after this process was restarted."""
@@ -122,6 +124,8 @@ class LeaseDesk:
         record: Record
         if ledger.next_release() is not None:
             group, record = ledger.lease_again(holder=holder, lease_id=lease_id, lapse_at=now + self._lapse_s)
+            self._books.progress["samples"] += len(group.parts)
+            self._books.progress["tokens"] += sum(part.end for part in group.parts.values())
         else:
             if not ledger.room() or ledger.counts().open >= self._groups_wanted():
                 return None

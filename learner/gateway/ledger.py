@@ -14,8 +14,9 @@ from learner.algorithms.adaptive_staleness import adapted_bound
 from learner.gateway.account import Account, Plan, Record
 from learner.gateway.groups import Group, Lease, SampleFacts, verdict
 from learner.gateway.history import Rules
+from learner.gateway.parts import Part, digest_of
 from learner.gateway.reading import Reading
-from learner.gateway.terms import Counts, Limits, Row, Submission
+from learner.gateway.terms import Counts, Limits, Reported, Row, Submission
 from learner.gateway.versions import PolicyVersion, StalenessBroken
 from learner.gateway.window import choose
 
@@ -64,7 +65,7 @@ class Ledger(Reading):
             return Submission(status="unwanted", group="gone", reason=f"group {group_id} is unknown, dropped, or trained and saved")
         if sample_index in group.samples:
             return Submission(status="duplicate", group="open" if len(group.samples) < size else "complete")
-        self._check_versions(group, facts)
+        self._check_versions(group, facts.spans)
         complete = len(group.samples) + 1 == size
         dropped = self._verdict(group, {**group.samples, sample_index: facts}) if complete else ""
         kept = dropped if dropped == "zero_signal" and self._keeps_flat() else ""
@@ -73,6 +74,31 @@ class Ledger(Reading):
         self.account.add_sample(group, sample_index, facts, dropped, kept=kept)
         outcome: Literal["open", "complete", "dropped"] = "dropped" if dropped else "complete" if complete else "open"
         return Submission(status="accepted", group=outcome, reason=dropped, record=record)
+
+    def report(self, group_id: str, sample_index: int, *, lease_id: str, part: Part, digest_before: int) -> Reported:
+        """Adds to what is known of an unfinished sample, when the group's present holder reports it and its tokens follow the known ones.
+
+        Raises ValueError for an index outside the group, or a version that was never published or is older than the lease allowed.
+        """
+        group = self.group(group_id)
+        if group is None or sample_index in group.samples:
+            return Reported(status="unwanted", num_tokens=0)
+        if not 0 <= sample_index < group.size:
+            raise ValueError(f"sample_index={sample_index} is outside the group of {group.size} samples")
+        known = group.parts.get(sample_index)
+        num_tokens = known.end if known else 0
+        if group.lease is None or group.lease.lease_id != lease_id:
+            return Reported(status="foreign", num_tokens=num_tokens)
+        if part.start != num_tokens:
+            return Reported(status="elsewhere", num_tokens=num_tokens)
+        if digest_before != digest_of(known.ids if known else b"") or (known and known.finish):
+            return Reported(status="foreign", num_tokens=num_tokens)
+        self._check_versions(group, part.spans)
+        if known:
+            known.followed_by(part)  # raises
+        if self.progress_bytes + part.num_bytes > self.limits.max_progress_bytes:
+            return Reported(status="full", num_tokens=num_tokens)
+        return Reported(status="accepted", num_tokens=part.end, record=self._made(type="progressed", seq=group.seq, sample_index=sample_index, **part.to_record()))
 
     def _verdict(self, group: Group, samples: Mapping[int, SampleFacts]) -> str:
         limits = self.limits
@@ -196,8 +222,8 @@ class Ledger(Reading):
         out = [seq for seq in seqs if self.account.groups[seq].attempts >= self.limits.max_attempts]
         return self._made(type="released", given_back=[], failed=seqs, dropped=out)
 
-    def _check_versions(self, group: Group, facts: SampleFacts) -> None:
-        for version, _ in facts.spans:
+    def _check_versions(self, group: Group, spans: tuple[tuple[int, int], ...]) -> None:
+        for version, _ in spans:
             if version not in self.account.versions or version < group.first_version:
                 raise ValueError(
                     f"group {group.group_id}: a span names version {version}, but the lease asked for {group.first_version} or newer "

@@ -17,8 +17,10 @@ from learner.gateway.books import Books
 from learner.gateway.counters import PushCounters, StepClock
 from learner.gateway.last_step import LastStep, rank_memory_bytes
 from learner.gateway.ledger import Ledger
-from learner.gateway.replicas import DRAINING, SERVING, STALE, STARTING, WAITING, Replica
+from learner.gateway.lookout import Bulletin
+from learner.gateway.replicas import DRAINING, SERVING, STALE, STARTING, WAITING, GpuSeen, Replica
 from learner.gateway.saving import Saving
+from learner.watch.alarms import ALARMS
 from protos.exporting import Figure
 from protos.resources import Gpus, resource_figures
 
@@ -38,6 +40,8 @@ class Seen:
     last: LastStep
     gpus: Gpus
     num_refused: Callable[[], int]
+    waited_s: Callable[[], float]  # by the trainer, for batches
+    bulletin: Bulletin
 
     @property
     def ledger(self) -> Ledger:
@@ -57,6 +61,24 @@ def _replicas(seen: Seen) -> dict[str, float | None]:
 def _each(read: Callable[[Replica], float]) -> Callable[[Seen], dict[str, float | None]]:
     """Of each replica that attends."""
     return lambda seen: {replica.claim.replica_id: read(replica) for replica in seen.attendance.attending()}
+
+
+def _states(seen: Seen) -> dict[tuple[str, str], float | None]:
+    return {(replica.claim.replica_id, name): float(replica.state == state) for replica in seen.attendance.attending() for state, name in STATES.items()}
+
+
+def _stalled_s(seen: Seen) -> dict[str, float | None]:
+    """Of those that attend, and of those that were lost."""
+    now_s = asyncio.get_running_loop().time()
+    return {replica.claim.replica_id: replica.stalled_s(now_s) for replica in seen.attendance.replicas.values()}
+
+
+def _scorings(seen: Seen) -> dict[tuple[str, str], float | None]:
+    return {(replica.claim.replica_id, outcome): count for replica in seen.attendance.attending() for outcome, count in (("scored", replica.num_scored), ("unscored", replica.num_unscored))}
+
+
+def _replica_gpus(read: Callable[[GpuSeen], float]) -> Callable[[Seen], dict[tuple[str, str, str], float | None]]:
+    return lambda seen: {(replica.claim.replica_id, gpu.index, gpu.uuid): read(gpu) for replica in seen.attendance.attending() for gpu in replica.gpus}
 
 
 def _silent_s(seen: Seen) -> dict[str, float | None]:
@@ -97,6 +119,10 @@ FIGURES: tuple[Figure[Seen], ...] = (
     _gauge("dropped_groups", "Groups dropped in the surviving history, by reason.", lambda s: s.ledger.counts().dropped, "reason"),
     _gauge("oldest_open_seconds", "Age of the oldest open group.", _oldest_open_s),
     _counter("unusable_samples", "Samples that could not be trained on since the gateway started, by reason.", lambda s: s.books.unusable, "reason"),
+    _counter("progress_reports", "Reports of unfinished samples that were kept since the gateway started.", lambda s: s.books.progress["reports"]),
+    _counter("continued_samples", "Samples that were lent again with what an earlier replica had drawn of them.", lambda s: s.books.progress["samples"]),
+    _counter("continued_tokens", "Tokens of those samples: nobody had to draw them again.", lambda s: s.books.progress["tokens"]),
+    _gauge("progress_bytes", "Tokens and log-probs that are kept of unfinished samples.", lambda s: s.ledger.progress_bytes),
     _gauge("trained_tokens", "Trained tokens of the surviving history by staleness: the histogram.", lambda s: s.ledger.trained_tokens_by_staleness(), "staleness"),
     _gauge("staleness_bound_steps", "The bound S that groups are admitted under now.", lambda s: s.ledger.bound),
     _gauge("replicas", "Replicas by state; gone ones attended before.", _replicas, "state"),
@@ -105,6 +131,13 @@ FIGURES: tuple[Figure[Seen], ...] = (
     _gauge("replica_running_requests", "Requests at each replica.", _each(lambda r: r.num_running), "replica"),
     _gauge("replica_silent_seconds", "Time since each replica was heard of.", _silent_s, "replica"),
     _gauge("replica_failed_updates", "Updates in a row that failed for each replica.", _each(lambda r: r.failures_in_row), "replica"),
+    _gauge("replica_state", "1 for the state that each replica is in, 0 for the others.", _states, "replica", "state"),
+    _gauge("replica_stalled_seconds", "Time since each replica last drew a token, had nothing to draw, or was heard of; also of replicas that left without a goodbye, for half an hour.", _stalled_s, "replica"),
+    _counter("replica_drawing_seconds", "Time of samples at the engine, summed over samples, those under way included.", _each(lambda r: r.drawing_s), "replica"),
+    _counter("replica_scoring_seconds", "Time in which samples waited for their score, likewise.", _each(lambda r: r.scoring_s), "replica"),
+    _gauge("replica_scoring_samples", "Samples that wait for their score.", _each(lambda r: r.num_scoring), "replica"),
+    _counter("replica_scorings", "Samples by whether they got a score.", _scorings, "replica", "outcome"),
+    _gauge("replica_gpu_use_ratio", "Use of the GPUs of each replica, as it tells.", _replica_gpus(lambda gpu: gpu.use), "replica", "gpu", "uuid"),
     _counter("push_replicas", "Replicas in push epochs by outcome: received, loaded, declined, failed, lost and others that ended an epoch.", lambda s: s.pushes.outcomes, "outcome"),
     _counter("push_epochs", "Push epochs.", lambda s: s.pushes.num_epochs),
     _counter("push_seconds", "Time of epochs, each that of its slowest rank.", lambda s: s.pushes.seconds),
@@ -112,14 +145,17 @@ FIGURES: tuple[Figure[Seen], ...] = (
     _counter("loads", "Versions that replicas loaded, by push or by fetching.", lambda s: s.pushes.num_loads),
     _counter("load_seconds", "Time of their transfers.", lambda s: s.pushes.transfer_s),
     _counter("pause_seconds", "Time in which replicas drew nothing for an update, by piece.", lambda s: s.pushes.pieces_s, "piece"),
-    _gauge("journal_bytes", "Size of the journal.", lambda s: s.books.journal.size_bytes()),
+    _gauge("journal_bytes", "Size of the journal.", lambda s: s.books.journal.num_bytes),
     _counter("journal_syncs", "Batches that the journal made durable.", lambda s: s.books.journal.num_syncs),
     _counter("journal_sync_seconds", "Time waited for the disk (or Redis) to make them so.", lambda s: s.books.journal.sync_s),
+    _counter("batch_wait_seconds", "Time in which the trainer waited for a batch, a wait that goes on included.", lambda s: s.waited_s()),
     _counter("failed_saves", "Saves that did not become cuts.", lambda s: s.saving.num_failed),
     _gauge("alarms", "1 while training waits because the journal is full and no cut can be made.", lambda s: float(bool(s.saving.alarm))),
+    _gauge("alarm_firing", "1 for each alarm that the gateway itself finds firing, 0 for the others.", lambda s: {name: float(name in {fire.alarm.name for fire in s.bulletin.firing}) for name in ALARMS}, "alarm"),
+    _counter("diagnoses", "Diagnoses that alarms began: made, and failed.", lambda s: {"made": s.bulletin.num_diagnoses, "failed": s.bulletin.num_failed_diagnoses}, "outcome"),
     _gauge("disk_bytes", "The file system of the run folder: free, size.", _disk, "measure"),
     _gauge("step_gpu_use_ratio", "Mean use of the learner's GPUs over the newest step.", lambda s: s.steps.use),
-    _gauge("low_use_steps", "Steps in a row with a mean use of the learner's GPUs under 50 %.", lambda s: s.steps.num_low),
+    _gauge("low_use_steps", "Steps in a row with a mean use of the learner's GPUs under alarms.low_use (0.5).", lambda s: s.steps.num_low),
     _counter("refused_calls", "Calls and connections without this run's token or TLS.", lambda s: s.num_refused()),
     *resource_figures("gateway", lambda s: s.gpus),
     Figure(name="headrace_trainer_memory_bytes", kind="gauge", labels=("rank",), text="Resident memory of each trainer rank of the gateway's machine.", read=lambda _: rank_memory_bytes(os.getppid())),

@@ -112,6 +112,11 @@ class Reading:
         """Whoever holds a lease."""
         return {group.lease.holder for group in self.account.groups.values() if group.lease}
 
+    @property
+    def progress_bytes(self) -> int:
+        """Tokens and log-probs that are kept of unfinished samples."""
+        return sum(part.num_bytes for group in self.account.groups.values() for part in group.parts.values())
+
     def counts(self) -> Counts:
         account = self.account
         return Counts(leased=account.next_seq, trained=account.num_trained, dropped=dict(account.dropped), open=account.num_open, waiting=len(account.waiting))

@@ -10,6 +10,7 @@ from learner.gateway.attendance import Attendance
 from learner.gateway.evaluation_desk import EvaluationLoan
 from learner.gateway.fetches import Fetches
 from learner.gateway.leases import LeaseDesk, Loan
+from learner.gateway.progress import Progress
 from learner.gateway.refusals import answering
 from learner.gateway.snapshots import Snapshots, patient
 from learner.gateway.status import Status
@@ -23,11 +24,12 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """What actors call."""
 
     def __init__(
-        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan | EvaluationLoan], pb.Lease]
+        self, *, attendance: Attendance, desk: LeaseDesk, submissions: Submissions, progress: Progress, snapshots: Snapshots, fetches: Fetches, status: Status, encode: Callable[[Loan | EvaluationLoan], pb.Lease]
     ) -> None:
         self._attendance = attendance
         self._desk = desk
         self._submissions = submissions
+        self._progress = progress
         self._snapshots = snapshots
         self._fetches = fetches
         self._status = status
@@ -41,6 +43,10 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def LeaseGroups(self, request: pb.LeaseGroupsRequest, context: Any) -> pb.LeaseGroupsResponse:
         loans = await self._desk.lease(request.replica_id, request.incarnation, max_groups=request.max_groups, wait_s=request.wait_s)
         return pb.LeaseGroupsResponse(leases=[self._encode(loan) for loan in loans])
+
+    @answering
+    async def ReportProgress(self, requests: AsyncIterator[pb.ReportProgressRequest], context: Any) -> None:
+        await self._progress.serve(requests, context.write)
 
     @answering
     async def SubmitTrajectories(self, requests: AsyncIterator[pb.SubmitTrajectoriesRequest], context: Any) -> None:

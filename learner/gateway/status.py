@@ -11,12 +11,13 @@ from learner.gateway.attendance import Attendance
 from learner.gateway.catalog import Catalog
 from learner.gateway.evaluation_desk import EvaluationDesk
 from learner.gateway.ledger import Ledger
+from learner.gateway.lookout import Bulletin
 from learner.gateway.replicas import Replica, holder_of
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, evaluation: EvaluationDesk | None = None, finished: bool, alarm: str, num_refused: int = 0, num_unusable: Mapping[str, int] = {}, catalog: Catalog | None = None) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, evaluation: EvaluationDesk | None = None, finished: bool, alarm: str, num_refused: int = 0, num_unusable: Mapping[str, int] = {}, progress: Mapping[str, int] = {}, catalog: Catalog | None = None, bulletin: Bulletin | None = None) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -41,6 +42,12 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         num_kept_flat=ledger.account.num_kept_flat,
         num_refused=num_refused,
         num_unusable=num_unusable,
+        num_progress_reports=progress.get("reports", 0),
+        num_continued_samples=progress.get("samples", 0),
+        num_continued_tokens=progress.get("tokens", 0),
+        alarms=[pb.GetStatusResponse.Alarm(name=fire.alarm.name, severity=fire.alarm.severity, words=fire.words, since_s=bulletin.now_s - fire.since_s) for fire in bulletin.firing] if bulletin else [],
+        diagnosis_dir=bulletin.folder if bulletin else "",
+        verdict=bulletin.verdict if bulletin else "",
     )
 
 

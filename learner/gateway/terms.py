@@ -30,6 +30,7 @@ class Limits:
     max_flat_a_step: groups dropped for "zero_signal" since the last plan, after which others are kept, or with flat_fails the run ends; None: no bound.
     group_sizes, zero_signals: by data set, where one differs. baselines: data sets whose groups have one sample more, the greedy answer.
     adaptive: how the bound moves, from max_staleness on; None: it does not.
+    max_progress_bytes: of unfinished samples that are kept.
     max_consecutive_drops: groups dropped one after another at which the run still goes on.
     """
 
@@ -48,6 +49,7 @@ class Limits:
     zero_signals: Mapping[str, bool] = field(default_factory=dict)
     baselines: frozenset[str] = frozenset()
     adaptive: Adaptive | None = None
+    max_progress_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         assert self.max_open(self.max_staleness if self.adaptive is None else self.adaptive.lowest) >= self.groups_per_step
@@ -88,6 +90,19 @@ class Submission:
     status: Literal["accepted", "duplicate", "unwanted"]
     group: Literal["open", "complete", "dropped", "gone"]
     reason: str = ""
+    record: Record | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """What became of a report of progress. num_tokens: that the account has of the sample. record: to be journaled; None when nothing changed.
+
+    "elsewhere": the account has another number of tokens than those before the report's. "foreign": the lease is not in force, or the tokens
+    before the report's are others. "full": max_progress_bytes are kept already.
+    """
+
+    status: Literal["accepted", "elsewhere", "foreign", "unwanted", "full"]
+    num_tokens: int
     record: Record | None = None
 
 

@@ -12,6 +12,8 @@ from learner.gateway.epochs import Finish, Phase
 from learner.gateway.evaluation_desk import EvaluationLoan
 from learner.gateway.leases import Loan
 from learner.gateway.meter import Stats
+from learner.gateway.parts import Part
+from learner.gateway.progress import FINISHES
 from learner.gateway.snapshots import Chunk
 from learner.gateway.submissions import Receipt
 from learner.gateway.terms import Row
@@ -64,6 +66,8 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], le
             lapse_s=config.lease.lapse_s,
             purpose=learner_pb2.LEASE_PURPOSE_TRAINING,
             greedy=() if group.baseline_index is None else (group.baseline_index,),
+            parts=[partial(index, part) for index, part in sorted(group.parts.items())],
+            report_every_tokens=config.lease.report_every_tokens,
         )
         lease.fields.update(catalog.prompts[row].fields)
         if group.data_set:
@@ -71,6 +75,22 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], le
         return lease
 
     return encode
+
+
+def partial(sample_index: int, part: Part) -> learner_pb2.PartialSample:
+    """A sample as far as it was reported."""
+    spans, reached = [], 0
+    for version, count in part.spans:
+        spans.append(trajectory_pb2.VersionSpan(version=version, start=reached, end=reached + count))
+        reached += count
+    return learner_pb2.PartialSample(
+        sample_index=sample_index,
+        start=part.start,
+        token_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_INT32, data=part.ids),
+        logprobs=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_FLOAT32, data=part.logprobs),
+        spans=spans,
+        finish_reason=FINISHES[part.finish],
+    )
 
 
 def _evaluation_lease(loan: EvaluationLoan, config: LearnerConfig) -> learner_pb2.Lease:

@@ -39,7 +39,7 @@ from learner.trainer.shaping import shaping_of
 from learner.trainer.world import Place, World, joined, resolve_device
 from learner.weights.push import Pusher, store_host
 from learner.weights.snapshot import SnapshotWriter
-from protos import faultpoints
+from protos import faultpoints, stacks
 from protos.identity import resolve_model
 from protos.lifeline import die_with_parent
 from protos.security import resolve
@@ -53,6 +53,7 @@ def main() -> int:
     if arguments.parent or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its workers sessions of their own
         die_with_parent(arguments.parent or os.getppid())
     log_to_stderr()
+    stacks.answering()
     try:
         faultpoints.check()
         config = read_config(arguments.config)

@@ -13,6 +13,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.config import LoraConfig
+from learner.trainer.adapter_export import adapted_modules, load_merged, saved_names
 from learner.trainer.export import copy_companions, write_config
 from learner.trainer.loading import WeightFiles, build_on_meta
 
@@ -21,14 +23,19 @@ _PREFIX = "model."  # of the weights among a cut's entries
 Tensors = dict[str, Tensor]
 
 
-def export_cut(*, cut: Path, model_dir: Path, out_dir: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> None:
+def export_cut(*, cut: Path, model_dir: Path, out_dir: Path, dtype: str, lora: LoraConfig | None = None, shard_bytes: int = SHARD_BYTES) -> None:
     """Writes out_dir, which must not exist: weights in `dtype`, a tied head once, persistent buffers as in model_dir, and its tokenizer files.
 
-    At most shard_bytes of weights are in memory at a time. Raises ValueError when cut and model do not belong together.
+    lora: what the run was configured with; its adapters are added to the weights. At most shard_bytes of weights are in memory at a time.
+    Raises ValueError when cut and model, or cut and lora, do not belong together.
     """
     if out_dir.exists():
         raise ValueError(f"{out_dir} exists; remove it or name another folder")
-    shapes = saved_shapes(cut)
+    saved = saved_shapes(cut)
+    modules, shapes = adapted_modules(saved), {name: saved[own] for name, own in saved_names(saved).items()}
+    if modules and lora is None:
+        raise ValueError(f"{cut} holds adapters of {len(modules)} modules, and nothing says their trainer.lora.rank and alpha; export a cut that lies in its run folder")
+    scaling = lora.alpha / lora.rank if lora is not None else 1.0
     buffers = _check_names(model_dir, set(shapes))
     made = out_dir.with_name(out_dir.name + ".tmp")
     shutil.rmtree(made, ignore_errors=True)
@@ -37,7 +44,12 @@ def export_cut(*, cut: Path, model_dir: Path, out_dir: Path, dtype: str, shard_b
     write_config(model_dir, made, dtype)
     wanted: torch.dtype = getattr(torch, dtype)
     parts = list(_parts(shapes, wanted.itemsize, shard_bytes))
-    _write_parts(made, parts, lambda names: _load(cut, {name: shapes[name] for name in names}, wanted), _buffers(model_dir, buffers))
+
+    def load(names: list[str]) -> Tensors:
+        held = load_merged(names, saved=saved, scaling=scaling, load=lambda own: load_saved(cut, {name: saved[name] for name in own}))
+        return {name: tensor.to(wanted) for name, tensor in held.items()}
+
+    _write_parts(made, parts, load, _buffers(model_dir, buffers))
     made.rename(out_dir)
 
 
@@ -78,10 +90,11 @@ def _parts(shapes: dict[str, torch.Size], itemsize: int, shard_bytes: int) -> It
     yield part
 
 
-def _load(cut: Path, shapes: dict[str, torch.Size], dtype: torch.dtype) -> Tensors:
+def load_saved(cut: Path, shapes: dict[str, torch.Size]) -> Tensors:
+    """Weights of a cut, by the names they have there, float32."""
     state = {"model": {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}}
     dcp.load(state, checkpoint_id=cut, no_dist=True)
-    return {name: tensor.to(dtype) for name, tensor in state["model"].items()}
+    return state["model"]
 
 
 def _buffers(model_dir: Path, names: list[str]) -> Tensors:

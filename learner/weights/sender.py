@@ -1,4 +1,4 @@
-"""Sends one rank's buckets of one version into the group it owns, from the snapshot's file and in the plan's order."""
+"""Sends one rank's buckets of one version into its part of the group, from the snapshot's file and in the plan's order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from learner.weights.snapshot import Snapshot
 from protos.learner.v1alpha1 import learner_pb2
 from protos.weights.group import Pending, TransferGroup
-from protos.weights.receiver import bounded, owner_address, roles
+from protos.weights.membership import bounded, join
 
 
 class OpenSnapshot:
@@ -21,6 +21,7 @@ class OpenSnapshot:
     the folder is removed."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self.roots = sorted({bucket.root for bucket in snapshot.plan.buckets})  # trainer ranks
         self._buckets = [bucket for bucket in snapshot.plan.buckets if bucket.root == snapshot.rank]
         self.sizes = [bucket.num_bytes for bucket in self._buckets]
         self._files = {owner: _mapped(snapshot.folder / f"rank-{owner}.bin") for owner in {bucket.owner for bucket in self._buckets}}
@@ -56,7 +57,7 @@ class Sender:
             return 0, 0  # is no root, so receivers expect no group of it
         end = time.monotonic() + deadline_s
         try:
-            self._connect(specs, end)
+            self._connect(specs, snapshot.roots, end)
             self._send_buckets(specs, version, snapshot, end)
         except BaseException:
             self.close()
@@ -74,7 +75,7 @@ class Sender:
             for spec in specs:
                 self._finish(pending)
                 data = on_host if spec.transport == learner_pb2.TRANSPORT_GLOO else on_device
-                pending = self._groups[_key(spec)].start(data, root=0, what=what, timeout_s=bounded(spec.collective_timeout_s, end)), size
+                pending = self._groups[_key(spec)].start(data, part=snapshot.roots.index(self._rank), what=what, timeout_s=bounded(spec.collective_timeout_s, end)), size
         self._finish(pending)
 
     def _finish(self, pending: tuple[Pending, int] | None) -> None:
@@ -89,20 +90,14 @@ class Sender:
             group.close()
         self._groups = {}
 
-    def _connect(self, specs: Sequence[learner_pb2.GroupSpec], end: float) -> None:
+    def _connect(self, specs: Sequence[learner_pb2.GroupSpec], roots: Sequence[int], end: float) -> None:
         wanted = {_key(spec): spec for spec in specs}
         if self._groups.keys() - wanted.keys():
             self.close()
         for key, spec in wanted.items():
             if key not in self._groups:
-                self._groups[key] = TransferGroup.connect(
-                    owner_address(spec, self._rank),
-                    rank=0,
-                    roles=roles(spec, self._rank),
-                    timeout_s=bounded(spec.collective_timeout_s, end),
-                    device=torch.device("cpu") if spec.transport == learner_pb2.TRANSPORT_GLOO else self._device,
-                    cancelled=self._cancelled,
-                )
+                device = torch.device("cpu") if spec.transport == learner_pb2.TRANSPORT_GLOO else self._device
+                self._groups[key] = join(spec, roots, root=self._rank, timeout_s=bounded(spec.collective_timeout_s, end), device=device, cancelled=self._cancelled)
 
     def _buffers(self, specs: Sequence[learner_pb2.GroupSpec], largest_bytes: int) -> list[torch.Tensor]:
         """Two device buckets for NCCL and IPC; none where all goes by gloo, which sends straight from the mapped file."""

@@ -1,11 +1,12 @@
-"""A group of processes for one membership of a weight transfer, outside torch's default group.
+"""The processes of one membership of a weight transfer, outside torch's default group.
 
-Every group has its own daemon thread that alone touches the process group; callers wait for it with a deadline and a
+A membership is split into parts, one for each root: {root, receivers}. All parts of a process have one daemon thread that alone touches
+their communicators, so no two of them are ever under way together; callers wait for it with a deadline and a
 cancel flag. What outlives its deadline is abandoned together with the thread: neither `broadcast` nor `close` can hang.
 
                  caller                              group's thread
-    connect ---> build ----------------------------> TCPStore client, all peers announced, process group made
-    start -----> broadcast(bucket) ----------------> waits for the collective, at most timeout_s (gloo), or polls (nccl)
+    connect ---> build ----------------------------> TCPStore client, all peers announced, the whole made, then part after part
+    start -----> broadcast(bucket in a part) ----------------> waits for the collective, at most timeout_s (gloo), or polls (nccl)
     wait <------ result, or TransferError at the deadline; then close: abort from yet another thread
 """
 
@@ -30,7 +31,6 @@ from protos.weights import backends
 from protos.weights.errors import TransferError
 
 Transport = Literal["gloo", "nccl", "ipc"]
-_MAKERS = {"gloo": backends.make_gloo, "nccl": backends.make_nccl, "ipc": backends.make_ipc}
 _POLL_S = 0.2  # how late a cancel flag is seen; results are seen at once
 _ASK_S = 0.02  # between two looks for peers
 _EXIT_S = 3.0  # a process that ends waits so long for groups that are being freed
@@ -49,7 +49,7 @@ def _let_groups_go() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupAddress:
-    """Example: GroupAddress(transport="gloo", host="10.0.0.1", port=40123, key="5-2/owner-0")"""
+    """Example: GroupAddress(transport="gloo", host="10.0.0.1", port=40123, key="5-2/roots-0.1")"""
 
     transport: Transport
     host: str  # of the rendezvous store
@@ -73,17 +73,19 @@ class Pending:
 
 
 class TransferGroup:
-    """One communicator. `roles[i]` says who rank i is, for messages. Made by `connect`; used by one caller at a time."""
+    """One membership's communicators. `roles[i]` says who rank i is, for messages. Made by `connect`; used by one caller at a time."""
 
-    def __init__(self, address: GroupAddress, *, rank: int, roles: Sequence[str], device: torch.device) -> None:
+    def __init__(self, address: GroupAddress, *, rank: int, roles: Sequence[str], device: torch.device, parts: Sequence[Sequence[int]]) -> None:
         self.address = address
         self.rank = rank
         self.roles = tuple(roles)
         self.device = device
+        self._parts = [tuple(part) for part in parts]
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._backend: Any = None
-        self._store: dist.Store | None = None  # alive as long as the process group
+        self._whole: Any = None
+        self._backends: list[Any] = []  # by part; None for a part of others
+        self._store: dist.Store | None = None  # alive as long as the communicators
         self._thread = threading.Thread(target=self._run, name=f"weights-{address.key}", daemon=True)
         self._thread.start()
 
@@ -97,33 +99,33 @@ class TransferGroup:
         timeout_s: float,
         device: torch.device | None = None,
         cancelled: threading.Event | None = None,
+        parts: Sequence[Sequence[int]] = (),
     ) -> TransferGroup:
-        """Joins as `rank` of len(roles). Raises TransferError naming the peers that did not appear within timeout_s."""
-        group = cls(address, rank=rank, roles=roles, device=device or torch.device("cpu"))
+        """Joins as `rank` of len(roles). `parts`: ranks of each, its root first, the same for everybody; none: all are one part. Raises
+        TransferError naming the peers that did not appear within timeout_s."""
+        group = cls(address, rank=rank, roles=roles, device=device or torch.device("cpu"), parts=parts or [range(len(roles))])
         now = time.monotonic()
         building = group._submit(lambda: group._build(now + _INNER * timeout_s))
         group.await_result(building, "connecting", now + timeout_s, cancelled)
         return group
 
-    def start(self, tensor: torch.Tensor, *, root: int, what: str, timeout_s: float) -> Pending:
-        """Begins to broadcast a contiguous uint8 tensor from `root`. Keep the tensor untouched until `wait` returned; after
+    def start(self, tensor: torch.Tensor, *, what: str, timeout_s: float, part: int = 0) -> Pending:
+        """Begins to broadcast a contiguous uint8 tensor from the root of a part. Keep the tensor untouched until `wait` returned; after
         a TransferError never use it again (an abandoned collective may still write into it)."""
         assert tensor.dtype == torch.uint8 and tensor.is_contiguous(), "a bucket is a contiguous uint8 tensor"
-        future = self._submit(lambda: backends.broadcast(self._backend, tensor, root, _INNER * timeout_s, self._closed))
+        future = self._submit(lambda: backends.broadcast(self._backends[part], tensor, _INNER * timeout_s, self._closed))
         return Pending(self, future, what, timeout_s)
 
-    def broadcast(
-        self, tensor: torch.Tensor, *, root: int, what: str, timeout_s: float, cancelled: threading.Event | None = None
-    ) -> None:
+    def broadcast(self, tensor: torch.Tensor, *, what: str, timeout_s: float, part: int = 0, cancelled: threading.Event | None = None) -> None:
         """`start` and `wait`."""
-        self.start(tensor, root=root, what=what, timeout_s=timeout_s).wait(cancelled)
+        self.start(tensor, what=what, timeout_s=timeout_s, part=part).wait(cancelled)
 
     @property
     def closed(self) -> bool:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Gives the communicator up; returns at once. Idempotent."""
+        """Gives the communicators up; returns at once. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -175,6 +177,13 @@ class TransferGroup:
 
     def _build(self, end: float) -> None:
         """On the group's thread."""
+        try:
+            self._connect(end)
+        except BaseException:
+            self._abort()  # what was made after the group was given up, or before the others failed to come
+            raise
+
+    def _connect(self, end: float) -> None:
 
         def remaining() -> timedelta:
             return timedelta(seconds=max(0.001, end - time.monotonic()))
@@ -182,24 +191,35 @@ class TransferGroup:
         address = self.address
         store = dist.TCPStore(address.host, address.port, is_master=False, wait_for_workers=False, timeout=remaining())
         self._store = dist.PrefixStore(address.key, store)
-        self._store.set(f"here/{self.rank}", "1")
-        self._await_peers(end)
-        self._backend = _MAKERS[address.transport](self._store, address.host, address.port, self.rank, len(self.roles), remaining(), self.device)
+        self._await_everybody("here", "did not appear in time", end)
+        wire = backends.WIRES[address.transport](address.host, address.port, self.device)
+        self._whole = wire.whole(dist.PrefixStore("whole", self._store), self.rank, len(self.roles), remaining())
+        if self._whole is not None:
+            self._await_everybody("joined", "announced itself and did not join in time", end)
+            if self._parts == [tuple(range(len(self.roles)))]:
+                self._backends = [self._whole]
+                return
+        for number, members in enumerate(self._parts):
+            self._backends.append(wire.part(self._whole, dist.PrefixStore(f"part-{number}", self._store), self.rank, members, remaining()))
 
-    def _await_peers(self, end: float) -> None:
+    def _await_everybody(self, stage: str, complaint: str, end: float) -> None:
         """Asks instead of blocking in the store: a thread that is given up must end, since one that sits in torch while the
         interpreter shuts down takes the process with it."""
-        assert self._store is not None
-        while missing := [role for rank, role in enumerate(self.roles) if not self._store.check([f"here/{rank}"])]:
+        store = self._store
+        if store is None:
+            raise TransferError(f"group {self.address.key} is closed")
+        store.set(f"{stage}/{self.rank}", "1")
+        while missing := [role for rank, role in enumerate(self.roles) if not store.check([f"{stage}/{rank}"])]:
             if self._closed.is_set() or time.monotonic() >= end:
                 raise TransferError(
-                    f"{self.address.transport} group {self.address.key}, connecting: {', '.join(missing)} did not appear in time; "
-                    f"this is rank {self.rank} ({self.roles[self.rank]})"
+                    f"{self.address.transport} group {self.address.key}, connecting: {', '.join(missing)} {complaint}; this is rank {self.rank} ({self.roles[self.rank]})"
                 )
             time.sleep(_ASK_S)
 
     def _abort(self) -> None:
         """On its own thread: an abort may itself block."""
-        backend, self._backend, self._store = self._backend, None, None
-        if backend is not None:
-            backends.abort(backend)
+        made = self._backends if self._whole in self._backends else [*self._backends, self._whole]
+        self._backends, self._whole, self._store = [], None, None
+        for backend in made:
+            if backend is not None:
+                backends.abort(backend)

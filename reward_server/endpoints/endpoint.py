@@ -13,45 +13,19 @@ is cancelled, which closes its connection or stream, so that the other side can 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
-from reward_server.endpoints.batching import Batching
+from reward_server.endpoints.attempts import Attempt, Attempts, Together
 from reward_server.endpoints.failures import Failed
-from reward_server.endpoints.hedging import Hedging
-from reward_server.endpoints.limiter import Limiter
 from reward_server.endpoints.policy import Dialect, Policy
 from reward_server.endpoints.retrying import Retrying
 from reward_server.endpoints.upstreams import Upstream, Upstreams
 from reward_server.endpoints.waiting import Call, Waiting
 from reward_server.outcome import Outcome, Reason, Unscored, clean
 
-log = logging.getLogger("headrace.reward_server.endpoint")
-
 MAX_BATCH_BYTES = 4 << 20  # of text in one batch, beyond its first call
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Launch:
-    """One attempt under way at one upstream."""
-
-    upstream: Upstream
-    is_probe: bool
-    is_hedge: bool
-    began_s: float
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Group:
-    """Calls that are asked together, and the attempts to do so: one, or two once it is hedged."""
-
-    calls: list[Call]
-    tasks: dict[asyncio.Task[Sequence[Outcome]], _Launch] = field(default_factory=dict)
-    hedge_timer: asyncio.TimerHandle | None = None
-    is_over: bool = False
 
 
 class Endpoint:
@@ -63,15 +37,13 @@ class Endpoint:
         self.name = name
         self.policy = policy
         self.upstreams = Upstreams(addresses, policy.breaker, draw=draw)
-        self.limiter = Limiter(limits=policy.limits)
         self.retrying = Retrying(rule=policy.retry, draw=draw)
-        self.hedging = Hedging(rule=policy.hedge)
-        self.batching = Batching(rule=policy.batch)
         self.waiting = Waiting(max_items=policy.queue_items, max_bytes=policy.queue_bytes)
-        self._dialect = dialect
+        self._attempts = Attempts(name, dialect, policy)
+        self.limiter, self.hedging, self.batching = self._attempts.limiter, self._attempts.hedging, self._attempts.batching
         self._deadlines: dict[Call, asyncio.TimerHandle] = {}  # of every call that is not over
-        self._under_way: dict[Call, _Group] = {}
-        self._groups: set[_Group] = set()
+        self._under_way: dict[Call, Together] = {}
+        self._groups: set[Together] = set()
         self._wake: asyncio.Handle | None = None
         self._is_stopped = False
 
@@ -115,7 +87,7 @@ class Endpoint:
         if self._wake is not None:
             self._wake.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._dialect.close()
+        await self._attempts.close()
 
     # -- the pump: consumes waiting calls, produces launches
 
@@ -144,7 +116,7 @@ class Endpoint:
             if wait_s > 0:
                 self._pump_at(now_s + wait_s)
                 return
-            group = _Group(calls=self.waiting.take(now_s, self.batching.size, MAX_BATCH_BYTES))
+            group = Together(calls=self.waiting.take(now_s, self.batching.size, MAX_BATCH_BYTES))
             self._groups.add(group)
             for call in group.calls:
                 self._under_way[call] = group
@@ -166,30 +138,12 @@ class Endpoint:
 
     # -- launches: consume a group, produce its end
 
-    def _launch(self, group: _Group, upstream: Upstream, *, is_hedge: bool) -> None:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        self.limiter.begin(now_s)
-        self.hedging.called()
-        launch = _Launch(upstream=upstream, is_probe=upstream.begin(now_s), is_hedge=is_hedge, began_s=now_s)
-        limit_s = min(self.policy.attempt_s, max(call.deadline_s for call in group.calls) - now_s)
-        task = loop.create_task(self._ask(upstream, group.calls, limit_s))
-        group.tasks[task] = launch
-        task.add_done_callback(partial(self._settled, group))
+    def _launch(self, group: Together, upstream: Upstream, *, is_hedge: bool) -> None:
+        limit_s = self._attempts.begin(group, upstream, is_hedge=is_hedge, settled=partial(self._settled, group))
         if not is_hedge and (after_s := self.hedging.after_s()) is not None and after_s < limit_s:
-            group.hedge_timer = loop.call_later(after_s, self._hedge, group, upstream)
+            group.hedge_timer = asyncio.get_running_loop().call_later(after_s, self._hedge, group, upstream)
 
-    async def _ask(self, upstream: Upstream, calls: Sequence[Call], limit_s: float) -> Sequence[Outcome]:
-        """One attempt. Its limit is wall-clock time, whatever the other side sends meanwhile."""
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                return await self._dialect.ask(upstream.address, calls, limit_s)
-        except TimeoutError:
-            if limit.expired():
-                raise Failed("timeout", f"{upstream.address} gave no answer within {limit_s:.3g} s", is_retryable=True, is_ailing=True) from None
-            raise
-
-    def _hedge(self, group: _Group, first: Upstream) -> None:
+    def _hedge(self, group: Together, first: Upstream) -> None:
         """The attempt is later than most: a second one, where all limits allow it."""
         now_s = asyncio.get_running_loop().time()
         upstream = self.upstreams.choose(now_s, without=(first,))
@@ -197,51 +151,26 @@ class Endpoint:
             return
         self._launch(group, upstream, is_hedge=True)
 
-    def _settled(self, group: _Group, task: asyncio.Task[Sequence[Outcome]]) -> None:
+    def _settled(self, group: Together, task: Attempt) -> None:
         """An attempt has ended. The first success of a group ends it; its failure counts when no other attempt is under way."""
-        launch = group.tasks.pop(task)
+        ended = self._attempts.ended(group, task)
         now_s = asyncio.get_running_loop().time()
-        if task.cancelled():
-            self.limiter.end(is_success=False)
-            launch.upstream.abandoned(is_probe=launch.is_probe)
-        elif (error := task.exception()) is not None:
-            self._note_failure(launch, failed := self._as_failure(launch, error), now_s)
-            if not group.is_over and not group.tasks:
-                self._close(group)
-                self._failed(group.calls, failed, now_s)
-        else:
-            self._note_success(launch, len(group.calls), now_s)
-            if not group.is_over:
-                self.hedging.num_won += launch.is_hedge
-                self._close(group)
-                for call, outcome in zip(group.calls, task.result(), strict=True):
-                    if not call.is_over:
-                        self._conclude(call, outcome)
+        if group.is_over or ended is None:
+            pass  # nobody waits for it
+        elif not isinstance(ended, Failed):
+            self._close(group)
+            for call, outcome in zip(group.calls, ended, strict=True):
+                if not call.is_over:
+                    self._conclude(call, outcome)
+        elif not group.tasks:
+            self._close(group)
+            self._failed(group.calls, ended, now_s)
         if not self._is_stopped:
             self._pump_at(now_s)
 
-    def _note_success(self, launch: _Launch, num_calls: int, now_s: float) -> None:
-        took_s = now_s - launch.began_s
-        self.limiter.end(is_success=True)
-        launch.upstream.succeeded(took_s, is_probe=launch.is_probe)
-        self.hedging.measured(took_s)
-        self.batching.took(num_calls, took_s)
-
-    def _note_failure(self, launch: _Launch, failed: Failed, now_s: float) -> None:
-        self.limiter.end(is_success=False)
-        launch.upstream.failed(now_s, is_ailing=failed.is_ailing, is_probe=launch.is_probe)
-        if failed.kind == "overloaded":
-            self.limiter.refused(now_s, failed.retry_after_s)
-
-    def _as_failure(self, launch: _Launch, error: BaseException) -> Failed:
-        if isinstance(error, Failed):
-            return error
-        log.error("scorer %s: %s could not be asked", self.name, launch.upstream.address, exc_info=error)
-        return Failed("error", f"{type(error).__name__}: {error}", is_retryable=False)
-
     # -- ends of groups and calls
 
-    def _close(self, group: _Group) -> None:
+    def _close(self, group: Together) -> None:
         """Nothing more is wanted of a group: whatever it still has under way is cancelled."""
         group.is_over = True
         self._groups.discard(group)

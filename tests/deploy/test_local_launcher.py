@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import Local, Policy, RunEnded
+from deploy.keeper import Policy, RunEnded
+from deploy.local import Local
 from deploy.services import Service, free_addresses
 
 QUICK = Policy(max_restarts=2, first_backoff_s=0.05, grace_s=1.0)
@@ -158,7 +159,8 @@ async def test_waiting_for_a_silent_service_gives_up_and_says_so(tmp_path: Path)
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
-from deploy.local import Local, Policy
+from deploy.keeper import Policy
+from deploy.local import Local
 from deploy.services import Service
 async def main():
     async with Local(Policy(grace_s=2.0), on_event=print) as local:

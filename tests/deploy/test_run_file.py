@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.fleet import LocalFleet
 from deploy.mistakes import Mistakes
-from deploy.schema import load, parse
-from deploy.services import describe, local_services, max_open_groups
+from deploy.schema import RunFile, load, parse
+from deploy.services import Service, describe, max_open_groups
 from tests.certificates import Authority
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "deploy" / "templates"
+
+
+def services_of(run: RunFile) -> list[Service]:
+    """As the local launcher would start them."""
+    fleet = LocalFleet(run, lambda _: None)
+    return fleet.services(*fleet.first)
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ def test_security_is_said_once_for_all_services_and_holds_no_secret(content: dic
     section = {"certificate": str(certificate), "key": str(key), "ca": str(authority.ca), "token_file": str(tmp_path / "token")}
     run = parse({**content, "security": section}, where="run.yaml")
     assert run.reward is not None and run.learner.security == run.rollout.security == run.reward.security == run.security
-    services = local_services(run)
+    services = services_of(run)
     assert all(service.security.token == "s3cret" for service in services)  # of their health checks
     written = "".join(file.read_text() for file in Path(content["run_dir"]).rglob("*.json")) + json.dumps(describe(run)) + repr(services)
     assert "s3cret" not in written and str(tmp_path / "token") in written
@@ -74,6 +81,12 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.data.prompts": "/no/such.jsonl"}, ["learner.data.prompts='/no/such.jsonl': no such file"]),
     ({"learner.data": {"sets": {"a": {"prompts": "/no/such.parquet"}}}}, ["learner.data.sets.a.prompts='/no/such.parquet': no such file"]),
     ({"rollout.dtype": "bfloat16"}, ["learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16", "set both to bfloat16"]),
+    # faults.md 45: one side alone; a side that computes in float32 anyway needs no setting
+    (
+        {"learner.trainer.served_dtype": "bfloat16", "learner.trainer.compute_dtype": "bfloat16", "learner.trainer.head_dtype": "float32", "rollout.dtype": "bfloat16"},
+        ["learner.trainer.head_dtype=float32 differs from rollout.head_dtype=compute", "set both to float32, or neither"],
+    ),
+    ({"learner.trainer.served_dtype": "bfloat16", "learner.trainer.compute_dtype": "bfloat16", "rollout.dtype": "bfloat16", "rollout.head_dtype": "float32"}, ["learner.trainer.head_dtype=compute differs from rollout.head_dtype=float32"]),
     ({"rollout.max_model_len": 127}, ["rollout.max_model_len=127 is less than", "100 + 28 = 128", "128 or more"]),
     ({"learner.data.max_prompt_tokens": 500, "rollout.max_model_len": 528}, ["max_prompt_tokens=500", "reads 512 positions", "at most 484"]),
     ({"rollout.max_model_len": 1024}, ["rollout.max_model_len=1024", "reads 512 positions", "at most 512"]),
@@ -134,7 +147,7 @@ def test_open_groups_follow_the_staleness_bound(content: dict[str, Any]) -> None
 
 def test_services_know_each_others_addresses_before_they_start(content: dict[str, Any]) -> None:
     run = parse(content, where="run.yaml", overrides={"reward.replicas": 2})
-    services = {service.name: service for service in local_services(run)}
+    services = {service.name: service for service in services_of(run)}
     assert list(services) == ["reward-0", "reward-1", "rollout-0", "rollout-1", "learner"]
     config = json.loads((run.run_dir / "resolved" / "launch" / "rollout-1.json").read_text())
     assert config["learner"] == services["learner"].address
@@ -146,15 +159,15 @@ def test_services_know_each_others_addresses_before_they_start(content: dict[str
 
 
 def test_a_learners_address_is_kept_and_its_port_0_is_fixed_before_the_start(content: dict[str, Any]) -> None:
-    named = local_services(parse(content, where="x", overrides={"learner.address": "127.0.0.1:7999"}))[-1]
+    named = services_of(parse(content, where="x", overrides={"learner.address": "127.0.0.1:7999"}))[-1]
     assert named.address == "127.0.0.1:7999"
-    free = local_services(parse(content, where="x", overrides={"learner.address": "0.0.0.0:0", "security.off": ["tls", "token"]}))[-1]
+    free = services_of(parse(content, where="x", overrides={"learner.address": "0.0.0.0:0", "security.off": ["tls", "token"]}))[-1]
     assert free.address.startswith("0.0.0.0:") and not free.address.endswith(":0")
 
 
 def test_placement_reaches_the_processes_by_environment(content: dict[str, Any]) -> None:
     run = parse(content, where="x", overrides={"placement": {"learner_gpus": [2], "rollout_gpus": [[0], [1]]}})
-    shown = {service.name: service.environment.get("CUDA_VISIBLE_DEVICES") for service in local_services(run)}
+    shown = {service.name: service.environment.get("CUDA_VISIBLE_DEVICES") for service in services_of(run)}
     assert shown == {"reward-0": None, "rollout-0": "0", "rollout-1": "1", "learner": "2"}
 
 
@@ -162,3 +175,8 @@ def test_the_dry_run_writes_nothing(content: dict[str, Any]) -> None:
     run = parse(content, where="x")
     assert yaml.safe_load(json.dumps(describe(run)))["samples_a_step"] == 64
     assert not run.run_dir.exists()
+
+
+def test_a_head_setting_without_effect_on_one_side_is_no_contradiction(content: dict[str, Any]) -> None:
+    for key in ("learner.trainer.head_dtype", "rollout.head_dtype"):
+        parse(content, where="run.yaml", overrides={key: "float32"})

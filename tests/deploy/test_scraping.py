@@ -11,14 +11,17 @@ import promql_parser
 import pytest
 import yaml
 
-from deploy.schema import parse
-from deploy.scraping import RULES, configuration, write_scraping
-from deploy.services import local_services
+from deploy.fleet import LocalFleet
+from deploy.prometheus.generate import FILE
+from deploy.schema import RunFile, parse
+from deploy.scraping import configuration, write_scraping
+from deploy.services import Service
 from protos.security import SecurityConfig
 from tests.deploy.test_metrics_page import FIGURES
+from tests.prometheus_server import promtool
 
 ROOT = Path(__file__).resolve().parents[2]
-ALARMS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+ALARMS: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["groups"][0]["rules"]
 EXPORTED = {figure.name: set(figure.labels) for figure in FIGURES}
 
 
@@ -32,10 +35,16 @@ def a_run(folder: Path, **more: Any) -> Any:
     return parse(content, where="test")
 
 
+def services_of(run: RunFile) -> list[Service]:
+    """As the local launcher would start them."""
+    fleet = LocalFleet(run, lambda _: None)
+    return fleet.services(*fleet.first)
+
+
 def test_every_service_has_a_target_of_its_own(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    services = local_services(run)
-    assert write_scraping(run, services) == run.run_dir / "prometheus.yml"
+    services = services_of(run)
+    assert write_scraping(run, {service.name: service.metrics_address for service in services}) == run.run_dir / "prometheus.yml"
     targets = json.loads((run.run_dir / "prometheus" / "targets.json").read_text())
     assert [(each["labels"]["name"], each["labels"]["service"], each["labels"]["run"]) for each in targets] == [
         ("reward-0", "reward", "first"), ("rollout-0", "rollout", "first"), ("rollout-1", "rollout", "first"), ("learner", "learner", "first"),
@@ -44,13 +53,23 @@ def test_every_service_has_a_target_of_its_own(tmp_path: Path) -> None:
     addresses = [each["targets"][0] for each in targets]
     assert addresses == configured and len({*addresses, *(service.address for service in services)}) == 8
     written = yaml.safe_load((run.run_dir / "prometheus.yml").read_text())
+    promtool("check", "config", str(run.run_dir / "prometheus.yml"))
     for file in (*written["rule_files"], *written["scrape_configs"][0]["file_sd_configs"][0]["files"]):
         assert (run.run_dir / file).is_file()
 
 
+def test_rules_and_pace_are_the_runs_own(tmp_path: Path) -> None:
+    run = a_run(tmp_path, observability={"scrape_s": 0.5}).model_copy(deep=True)
+    learner = run.learner.model_copy(update={"alarms": run.learner.alarms.model_copy(update={"no_step_minutes": 7.0})})
+    run = run.model_copy(update={"learner": learner})
+    assert write_scraping(run, {service.name: service.metrics_address for service in services_of(run)}) is not None
+    assert "step_age_seconds > 420" in (run.run_dir / "prometheus" / "rules.yml").read_text()
+    assert yaml.safe_load((run.run_dir / "prometheus.yml").read_text())["global"] == {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+
+
 def test_a_run_that_tells_no_figures_has_no_configuration(tmp_path: Path) -> None:
     run = a_run(tmp_path, observability={"metrics": False})
-    assert write_scraping(run, local_services(run)) is None and not (run.run_dir / "prometheus.yml").exists()
+    assert write_scraping(run, {service.name: service.metrics_address for service in services_of(run)}) is None and not (run.run_dir / "prometheus.yml").exists()
 
 
 def test_a_fixed_port_for_two_replicas_is_refused(tmp_path: Path) -> None:
@@ -72,9 +91,12 @@ def test_an_alarm_asks_for_figures_that_are_exported_and_has_its_entry(alarm: di
     for name, labels in re.findall(r"(headrace_\w+)\{([^}]*)\}", alarm["expr"]):
         assert {part.partition("=")[0].rstrip("!") for part in labels.split(",")} <= EXPORTED[name]
     assert alarm["labels"]["severity"] in ("info", "warning", "critical") and alarm["annotations"]["summary"]
-    assert f"\n| `{alarm['alert']}` |" in (ROOT / "docs" / "operating.md").read_text()
+    page, _, anchor = alarm["annotations"]["page"].partition("#")
+    section = re.search(rf"^### {alarm['alert']}\n\n(.*?)\n(?=\n#)", (ROOT / page).read_text(), re.M | re.S)
+    assert section is not None and anchor == alarm["alert"].lower()
+    assert "*Means*" in section[1] and "*Do*" in section[1]
 
 
 def test_every_entry_is_of_an_alarm() -> None:
-    entries = re.findall(r"^\| `(Headrace\w+)` \|", (ROOT / "docs" / "operating.md").read_text(), re.M)
-    assert sorted(entries) == sorted(alarm["alert"] for alarm in ALARMS)
+    entries = re.findall(r"^### (Headrace\w+)$", (ROOT / "docs" / "operating.md").read_text(), re.M)
+    assert entries == [alarm["alert"] for alarm in ALARMS]

@@ -122,3 +122,28 @@ def test_a_missing_redis_server_is_said_with_the_way_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/redis-server")
     set_up.advise_on_redis()
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["lists are there", "lists are fetched first"])
+def test_prometheus_is_unpacked_into_the_environment_where_the_machine_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], known: bool) -> None:
+    programs = {
+        "apt-get": f'if [ $1 = update ]; then : > {tmp_path}/updated; exit 0; fi\n{"" if known else f"[ -e {tmp_path}/updated ] || exit 100"}\n: > prometheus_2_amd64.deb',
+        "dpkg-deb": 'd=$3/usr/bin; /bin/mkdir -p $d; for p in prometheus promtool; do echo "#!/bin/sh" > $d/$p; /bin/chmod 755 $d/$p; done',
+    }  # fmt: skip
+    path = tmp_path / "path"
+    path.mkdir()
+    for name, body in programs.items():
+        (path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(path))
+    monkeypatch.setattr(set_up, "PYTHON", tmp_path / ".venv" / "bin" / "python")
+    set_up.get_prometheus()
+    assert (tmp_path / ".venv" / "prometheus" / "usr" / "bin" / "promtool").is_file() and capsys.readouterr().err == ""
+    assert (tmp_path / "updated").exists() != known
+
+
+def test_a_machine_without_apt_is_told_what_the_tests_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(set_up, "PYTHON", tmp_path / ".venv" / "bin" / "python")
+    set_up.get_prometheus()
+    assert "apt-get install prometheus" in capsys.readouterr().err

@@ -7,7 +7,6 @@ against float32, and where a step's time on the device goes, by kernel.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import tempfile
 import time
@@ -24,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import _learner_shapes as shapes
+from benchmarks import _line
 from benchmarks.learner import H200_FLOPS, Ours, timed
 from learner.trainer.engine import Engine
 from learner.trainer.model import load_policy
@@ -64,12 +64,12 @@ ORDER = (
 )  # fmt: skip
 
 
-def agreement(folder: Path, mesh: DeviceMesh, until_s: float) -> dict[str, Any]:
+def agreement(folder: Path, mesh: DeviceMesh, until_s: float, only: str = "") -> dict[str, Any]:
     """Largest differences from small dense attentions in float32, of gradients relative to the largest one, and the lengths of the difference relative to the whole."""
     result: dict[str, Any] = {}
     fast = Engine(attention="flex", compile=True, unit_tokens=1024)
     known: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, label, dtype in ORDER:
+    for name, label, dtype in (case for case in ORDER if case[0].startswith(only)):
         key = f"{name}, {label} {str(dtype).removeprefix('torch.')}"
         if time.monotonic() > until_s:
             result[key] = "left out: no time"
@@ -112,16 +112,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profile", default="", help="shape whose step is profiled")
     parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--only", default="", help="cases of the agreement that begin with this, for instance gemma2")
     parser.add_argument("--limit-s", type=float, default=600.0, help="no part begins after so many seconds; what hangs is told by its stack")
     options = parser.parse_args()
     until_s = time.monotonic() + options.limit_s
-    faulthandler.dump_traceback_later(45, repeat=True)  # of a part that hangs, where
+    _line.watch(20.0)
     with tempfile.TemporaryDirectory() as name:
         torch.cuda.set_device(0)
         dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{Path(name) / 'store'}", rank=0, world_size=1)
         mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("shard",))
         print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name()}), flush=True)
-        parts: dict[str, Callable[[], dict[str, Any]]] = {"agreement": lambda: agreement(Path(name), mesh, until_s)}
+        parts: dict[str, Callable[[], dict[str, Any]]] = {"agreement": lambda: agreement(Path(name), mesh, until_s, options.only)}
         if options.profile:
             parts["profile"] = lambda: where_time_goes(options.profile, mesh, options.tokens)
         for part, work in parts.items():

@@ -7,6 +7,9 @@ last, {"passed": bool}.
 absent   the peer never reaches the store: an error by the deadline that names it
 silent   the peer announces itself and then never joins the communicator: an error by the deadline, though NCCL waits for ever
 alone    a group of one: a broadcast of 256 MiB arrives, twice, at what speed
+split    a group of one with two parts: both are split from the whole (comm_split_count), and bytes pass in both
+
+NCCL refuses two ranks on one device, so a push between two processes cannot be tried on one GPU.
 """
 
 from __future__ import annotations
@@ -60,24 +63,28 @@ def failing(store: dist.TCPStore, case: str) -> dict[str, object]:
     try:
         group = TransferGroup.connect(address, rank=0, roles=ROLES, timeout_s=DEADLINE_S, device=torch.device("cuda", 0))
         began = time.monotonic()
-        group.broadcast(bucket, root=0, what="bucket 0", timeout_s=DEADLINE_S)
+        group.broadcast(bucket, what="bucket 0", timeout_s=DEADLINE_S)
     except TransferError as failure:
         error = str(failure)
     return {"error": error, "error_s": round(time.monotonic() - began, 3)}
 
 
-def passing(store: dist.TCPStore) -> dict[str, object]:
-    """A group of one over the whole path."""
-    address = GroupAddress(transport="nccl", host="127.0.0.1", port=store.port, key="alone")
-    group = TransferGroup.connect(address, rank=0, roles=ROLES[:1], timeout_s=30.0, device=torch.device("cuda", 0))
+def passing(store: dist.TCPStore, case: str) -> dict[str, object]:
+    """A group of one over the whole path; with two parts, in each."""
+    parts = [(0,), (0,)] if case == "split" else [(0,)]
+    address = GroupAddress(transport="nccl", host="127.0.0.1", port=store.port, key=case)
+    began = time.monotonic()
+    group = TransferGroup.connect(address, rank=0, roles=ROLES[:1], timeout_s=30.0, device=torch.device("cuda", 0), parts=parts)
+    connect_s, splits = round(time.monotonic() - began, 3), group._whole.comm_split_count()
     bucket = torch.arange(256 << 20, device="cuda").to(torch.uint8)
     seconds = []
     for number in range(2):
         began = time.monotonic()
-        group.broadcast(bucket, root=0, what=f"bucket {number}", timeout_s=30.0)
+        group.broadcast(bucket, what=f"bucket {number}", timeout_s=30.0, part=number % len(parts))
         seconds.append(round(time.monotonic() - began, 4))
     group.close()
-    return {"error": "", "broadcast_s": seconds, "intact": bool((bucket[:512] == torch.arange(512, device="cuda").to(torch.uint8)).all())}
+    intact = bool((bucket[:512] == torch.arange(512, device="cuda").to(torch.uint8)).all())
+    return {"error": "", "connect_s": connect_s, "splits": splits, "broadcast_s": seconds, "intact": intact and splits == (2 if case == "split" else 0)}
 
 
 def nccl_environment() -> dict[str, str]:
@@ -92,7 +99,7 @@ def child(case: str) -> None:
     before = nccl_environment()
     first_s = fsdp_step()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    result = passing(store) if case == "alone" else failing(store, case)
+    result = passing(store, case) if case in ("alone", "split") else failing(store, case)
     environment_kept = nccl_environment() == before
     again = [fsdp_step()]
     time.sleep(LINGER_S)
@@ -102,7 +109,7 @@ def child(case: str) -> None:
         "fsdp_before_s": round(first_s, 3),
         "fsdp_after_s": [round(s, 3) for s in again],
         "environment_kept": environment_kept,
-        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("weights")),
+        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("weights")),  # none: nothing is left blocked in NCCL
     }
     print(json.dumps(result), flush=True)
     dist.destroy_process_group()
@@ -114,7 +121,7 @@ def check(case: str, run: subprocess.Popen[str]) -> bool:
     lines = stdout.strip().splitlines()
     result = json.loads(lines[-1]) if lines else {"case": case, "error": "the process printed nothing"}
     result |= {"exit_code": run.returncode, "torch": torch.__version__, "nccl": list(torch.cuda.nccl.version())}
-    if case == "alone":
+    if case in ("alone", "split"):
         passed = result.get("intact") is True
     else:
         passed = "receiver 1" in str(result["error"]) and float(result.get("error_s", 1e9)) < DEADLINE_S + 1.0
@@ -127,5 +134,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         child(sys.argv[1])
     else:
-        cases = {case: subprocess.Popen([sys.executable, __file__, case], stdout=subprocess.PIPE, text=True) for case in ("absent", "silent", "alone")}  # side by side
+        cases = {case: subprocess.Popen([sys.executable, __file__, case], stdout=subprocess.PIPE, text=True) for case in ("absent", "silent", "alone", "split")}  # side by side
         print(json.dumps({"passed": all(list(map(check, cases, cases.values())))}))

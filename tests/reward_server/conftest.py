@@ -18,7 +18,8 @@ from reward_server.accounts import Limits, ScorerSpec
 from reward_server.outcome import Outcome
 from reward_server.plane import Plane
 from reward_server.pool import Pool
-from reward_server.scorers_at_work import ProcessScorer, ScorersAtWork
+from reward_server.pooled import ProcessScorer
+from reward_server.scorers_at_work import ScorersAtWork
 from reward_server.servicer import RewardServicer
 
 FOLDER = Path(__file__).parent

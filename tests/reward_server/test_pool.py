@@ -88,15 +88,13 @@ async def test_scorers_get_integral_numbers_as_integers(make_calls: MakeCalls) -
 
 
 async def test_five_sleepers_do_not_hold_up_the_calls_of_another_scorer(make_calls: MakeCalls) -> None:
-    calls = await make_calls(spec("behaves"), spec("one"), max_slow=2)
-    sleepers = [calls.submit(0, "sleep") for _ in range(5)]
-    for _ in range(6):
-        began_s = time.monotonic()
-        assert await calls.all(1, [""] * 10) == [Scored(value=1.0)] * 10
-        assert time.monotonic() - began_s < 2.0
+    calls = await make_calls(spec("behaves", limit_s=60.0), spec("one"), max_slow=2)
+    sleepers = [calls.submit(0, "sleep") for _ in range(5)]  # for a minute each
+    for _ in range(4):
+        assert await asyncio.wait_for(calls.all(1, [""] * 10), 25) == [Scored(value=1.0)] * 10
         assert calls.pool.accounts[0].num_slow <= 2
         await asyncio.sleep(0.2)
-    assert [reason(each) for each in await asyncio.gather(*sleepers)] == ["timeout"] * 5
+    assert not any(each.done() for each in sleepers)  # so nothing waited for one of them to end
 
 
 async def test_a_timeout_comes_at_the_limit_and_not_after_the_sleep(make_calls: MakeCalls) -> None:

@@ -40,6 +40,8 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
         self.goodbyes = 0
         self.submitted: list[trajectory_pb2.Trajectory] = []
         self.run_ids: list[str] = []
+        self.progress: list[pb.ReportProgressRequest] = []
+        self.progress_status: Callable[[pb.ReportProgressRequest], pb.ProgressStatus] = lambda _: pb.PROGRESS_STATUS_ACCEPTED
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.receipts: Callable[[trajectory_pb2.Trajectory], pb.ReceiptStatus | None] = lambda _: pb.RECEIPT_STATUS_ACCEPTED
         self.changed = asyncio.Condition()
@@ -112,6 +114,15 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
             await self.until(lambda: bool(self._leases), limit_s=min(request.wait_s, 0.5))
         taken, self._leases = self._leases[: request.max_groups], self._leases[request.max_groups :]
         return pb.LeaseGroupsResponse(leases=taken)
+
+    async def ReportProgress(self, requests: Any, context: Any) -> AsyncIterator[pb.ReportProgressResponse]:
+        async for request in requests:
+            async with self.changed:
+                self.progress.append(request)
+                self.changed.notify_all()
+            part, status = request.part, self.progress_status(request)
+            taken = part.start + len(part.token_ids.data) // 4 if status == pb.PROGRESS_STATUS_ACCEPTED else part.start
+            yield pb.ReportProgressResponse(group_id=request.group_id, sample_index=part.sample_index, status=status, num_tokens=taken)
 
     async def SubmitTrajectories(self, requests: Any, context: Any) -> AsyncIterator[pb.SubmitTrajectoriesResponse]:
         async for request in requests:

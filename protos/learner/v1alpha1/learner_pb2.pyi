@@ -35,6 +35,15 @@ class LeasePurpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_PURPOSE_TRAINING: _ClassVar[LeasePurpose]
     LEASE_PURPOSE_EVALUATION: _ClassVar[LeasePurpose]
 
+class ProgressStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROGRESS_STATUS_UNSPECIFIED: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_ACCEPTED: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_ELSEWHERE: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_FOREIGN: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_UNWANTED: _ClassVar[ProgressStatus]
+    PROGRESS_STATUS_FULL: _ClassVar[ProgressStatus]
+
 class ReceiptStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RECEIPT_STATUS_UNSPECIFIED: _ClassVar[ReceiptStatus]
@@ -56,25 +65,33 @@ UPDATE_PHASE_FAILED: UpdatePhase
 LEASE_PURPOSE_UNSPECIFIED: LeasePurpose
 LEASE_PURPOSE_TRAINING: LeasePurpose
 LEASE_PURPOSE_EVALUATION: LeasePurpose
+PROGRESS_STATUS_UNSPECIFIED: ProgressStatus
+PROGRESS_STATUS_ACCEPTED: ProgressStatus
+PROGRESS_STATUS_ELSEWHERE: ProgressStatus
+PROGRESS_STATUS_FOREIGN: ProgressStatus
+PROGRESS_STATUS_UNWANTED: ProgressStatus
+PROGRESS_STATUS_FULL: ProgressStatus
 RECEIPT_STATUS_UNSPECIFIED: ReceiptStatus
 RECEIPT_STATUS_ACCEPTED: ReceiptStatus
 RECEIPT_STATUS_DUPLICATE: ReceiptStatus
 RECEIPT_STATUS_UNWANTED: ReceiptStatus
 
 class AttendRequest(_message.Message):
-    __slots__ = ("hello", "heartbeat", "update_report", "goodbye")
+    __slots__ = ("hello", "heartbeat", "update_report", "goodbye", "diagnosis")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     UPDATE_REPORT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    DIAGNOSIS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     update_report: UpdateReport
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., update_report: _Optional[_Union[UpdateReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    diagnosis: Diagnosis
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., update_report: _Optional[_Union[UpdateReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., diagnosis: _Optional[_Union[Diagnosis, _Mapping]] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("welcome", "published", "prepare_update", "begin_transfer", "abort_update", "drain", "run_finished", "commit_update")
+    __slots__ = ("welcome", "published", "prepare_update", "begin_transfer", "abort_update", "drain", "run_finished", "commit_update", "diagnose")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     PREPARE_UPDATE_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +100,7 @@ class AttendResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
     COMMIT_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    DIAGNOSE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     published: Published
     prepare_update: PrepareUpdate
@@ -91,7 +109,8 @@ class AttendResponse(_message.Message):
     drain: DrainOrder
     run_finished: RunFinished
     commit_update: CommitUpdate
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., prepare_update: _Optional[_Union[PrepareUpdate, _Mapping]] = ..., begin_transfer: _Optional[_Union[BeginTransfer, _Mapping]] = ..., abort_update: _Optional[_Union[AbortUpdate, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., run_finished: _Optional[_Union[RunFinished, _Mapping]] = ..., commit_update: _Optional[_Union[CommitUpdate, _Mapping]] = ...) -> None: ...
+    diagnose: DiagnoseOrder
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., prepare_update: _Optional[_Union[PrepareUpdate, _Mapping]] = ..., begin_transfer: _Optional[_Union[BeginTransfer, _Mapping]] = ..., abort_update: _Optional[_Union[AbortUpdate, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., run_finished: _Optional[_Union[RunFinished, _Mapping]] = ..., commit_update: _Optional[_Union[CommitUpdate, _Mapping]] = ..., diagnose: _Optional[_Union[DiagnoseOrder, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("replica_id", "incarnation", "run_id", "contract", "base_weights_digest", "tokenizer_digest", "template_digest", "address", "transports", "served_dtype", "max_model_len", "engine", "device_uuid", "num_workers", "worker_device_uuids", "visible_device_uuids", "serves_weights")
@@ -132,20 +151,69 @@ class Hello(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., run_id: _Optional[str] = ..., contract: _Optional[str] = ..., base_weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., template_digest: _Optional[str] = ..., address: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[Transport, str]]] = ..., served_dtype: _Optional[str] = ..., max_model_len: _Optional[int] = ..., engine: _Optional[str] = ..., device_uuid: _Optional[str] = ..., num_workers: _Optional[int] = ..., worker_device_uuids: _Optional[_Iterable[str]] = ..., visible_device_uuids: _Optional[_Iterable[str]] = ..., serves_weights: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("state", "loaded_version", "num_running", "num_free", "num_tokens", "idle_s")
+    __slots__ = ("state", "loaded_version", "num_running", "num_free", "num_tokens", "idle_s", "num_scoring", "drawing_s", "scoring_s", "num_scored", "num_unscored", "num_drawn", "gpus")
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOADED_VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCORING_FIELD_NUMBER: _ClassVar[int]
+    DRAWING_S_FIELD_NUMBER: _ClassVar[int]
+    SCORING_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNSCORED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAWN_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     state: _rollout_pb2.ReplicaState
     loaded_version: int
     num_running: int
     num_free: int
     num_tokens: int
     idle_s: float
-    def __init__(self, state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_free: _Optional[int] = ..., num_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...
+    num_scoring: int
+    drawing_s: float
+    scoring_s: float
+    num_scored: int
+    num_unscored: int
+    num_drawn: int
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    def __init__(self, state: _Optional[_Union[_rollout_pb2.ReplicaState, str]] = ..., loaded_version: _Optional[int] = ..., num_running: _Optional[int] = ..., num_free: _Optional[int] = ..., num_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ..., num_scoring: _Optional[int] = ..., drawing_s: _Optional[float] = ..., scoring_s: _Optional[float] = ..., num_scored: _Optional[int] = ..., num_unscored: _Optional[int] = ..., num_drawn: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("index", "uuid", "use", "used_bytes", "size_bytes", "power_w")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    uuid: str
+    use: float
+    used_bytes: int
+    size_bytes: int
+    power_w: float
+    def __init__(self, index: _Optional[str] = ..., uuid: _Optional[str] = ..., use: _Optional[float] = ..., used_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., power_w: _Optional[float] = ...) -> None: ...
+
+class Diagnosis(_message.Message):
+    __slots__ = ("number", "processes", "machine")
+    class Process(_message.Message):
+        __slots__ = ("name", "pid", "text")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        PID_FIELD_NUMBER: _ClassVar[int]
+        TEXT_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        pid: int
+        text: str
+        def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    processes: _containers.RepeatedCompositeFieldContainer[Diagnosis.Process]
+    machine: str
+    def __init__(self, number: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[Diagnosis.Process, _Mapping]]] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "newest_version", "heartbeat_s", "silence_s", "scorer", "push_deadline_s")
@@ -237,6 +305,12 @@ class RunFinished(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class DiagnoseOrder(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -281,7 +355,7 @@ class LeaseGroupsRequest(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_groups: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "group_id", "seq", "attempt", "prompt_id", "prompt_ids", "prompt_text", "fields", "group_size", "done", "sampling", "least_version", "lapse_s", "purpose", "greedy")
+    __slots__ = ("lease_id", "group_id", "seq", "attempt", "prompt_id", "prompt_ids", "prompt_text", "fields", "group_size", "done", "sampling", "least_version", "lapse_s", "purpose", "greedy", "parts", "report_every_tokens")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +371,8 @@ class Lease(_message.Message):
     LAPSE_S_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     GREEDY_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_EVERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     seq: int
@@ -312,7 +388,51 @@ class Lease(_message.Message):
     lapse_s: float
     purpose: LeasePurpose
     greedy: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_id: _Optional[str] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., prompt_text: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., group_size: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., least_version: _Optional[int] = ..., lapse_s: _Optional[float] = ..., purpose: _Optional[_Union[LeasePurpose, str]] = ..., greedy: _Optional[_Iterable[int]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[PartialSample]
+    report_every_tokens: int
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., seq: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_id: _Optional[str] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., prompt_text: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., group_size: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., least_version: _Optional[int] = ..., lapse_s: _Optional[float] = ..., purpose: _Optional[_Union[LeasePurpose, str]] = ..., greedy: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[_Union[PartialSample, _Mapping]]] = ..., report_every_tokens: _Optional[int] = ...) -> None: ...
+
+class PartialSample(_message.Message):
+    __slots__ = ("sample_index", "start", "token_ids", "logprobs", "spans", "finish_reason")
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    sample_index: int
+    start: int
+    token_ids: _trajectory_pb2.PackedArray
+    logprobs: _trajectory_pb2.PackedArray
+    spans: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.VersionSpan]
+    finish_reason: _trajectory_pb2.FinishReason
+    def __init__(self, sample_index: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., logprobs: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[_trajectory_pb2.FinishReason, str]] = ...) -> None: ...
+
+class ReportProgressRequest(_message.Message):
+    __slots__ = ("run_id", "lease_id", "group_id", "part", "digest_before")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    lease_id: str
+    group_id: str
+    part: PartialSample
+    digest_before: int
+    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., part: _Optional[_Union[PartialSample, _Mapping]] = ..., digest_before: _Optional[int] = ...) -> None: ...
+
+class ReportProgressResponse(_message.Message):
+    __slots__ = ("group_id", "sample_index", "status", "num_tokens")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    sample_index: int
+    status: ProgressStatus
+    num_tokens: int
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ProgressStatus, str]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class LeaseGroupsResponse(_message.Message):
     __slots__ = ("leases",)
@@ -390,7 +510,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "evaluation")
+    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "alarms", "diagnosis_dir", "verdict", "evaluation", "num_progress_reports", "num_continued_samples", "num_continued_tokens")
     class Replica(_message.Message):
         __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens", "quarantined", "failures_in_row")
         REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +588,17 @@ class GetStatusResponse(_message.Message):
         prompts_by_class: _containers.ScalarMap[str, int]
         counters: _containers.ScalarMap[str, int]
         def __init__(self, name: _Optional[str] = ..., num_prompts: _Optional[int] = ..., num_given: _Optional[int] = ..., ended: _Optional[bool] = ..., prompts_by_class: _Optional[_Mapping[str, int]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    class Alarm(_message.Message):
+        __slots__ = ("name", "severity", "words", "since_s")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        SEVERITY_FIELD_NUMBER: _ClassVar[int]
+        WORDS_FIELD_NUMBER: _ClassVar[int]
+        SINCE_S_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        severity: str
+        words: str
+        since_s: float
+        def __init__(self, name: _Optional[str] = ..., severity: _Optional[str] = ..., words: _Optional[str] = ..., since_s: _Optional[float] = ...) -> None: ...
     class Evaluation(_message.Message):
         __slots__ = ("running", "policy_step", "version", "num_wanted", "num_leased", "num_scored", "num_unscored", "num_lost", "num_open", "num_postponed", "last", "last_step")
         RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -515,7 +646,13 @@ class GetStatusResponse(_message.Message):
     ALARM_FIELD_NUMBER: _ClassVar[int]
     DATA_SETS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_FLAT_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
+    DIAGNOSIS_DIR_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROGRESS_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTINUED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTINUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     newest_version: int
     lineage: int
@@ -536,5 +673,11 @@ class GetStatusResponse(_message.Message):
     alarm: str
     data_sets: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.DataSet]
     num_kept_flat: int
+    alarms: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Alarm]
+    diagnosis_dir: str
+    verdict: str
     evaluation: GetStatusResponse.Evaluation
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ...) -> None: ...
+    num_progress_reports: int
+    num_continued_samples: int
+    num_continued_tokens: int
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[GetStatusResponse.Alarm, _Mapping]]] = ..., diagnosis_dir: _Optional[str] = ..., verdict: _Optional[str] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ..., num_progress_reports: _Optional[int] = ..., num_continued_samples: _Optional[int] = ..., num_continued_tokens: _Optional[int] = ...) -> None: ...

@@ -45,6 +45,11 @@ class LearnerServiceStub:
                 request_serializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.LeaseGroupsRequest.SerializeToString,
                 response_deserializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.LeaseGroupsResponse.FromString,
                 _registered_method=True)
+        self.ReportProgress = channel.stream_stream(
+                '/protos.learner.v1alpha1.LearnerService/ReportProgress',
+                request_serializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.ReportProgressRequest.SerializeToString,
+                response_deserializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.ReportProgressResponse.FromString,
+                _registered_method=True)
         self.SubmitTrajectories = channel.stream_stream(
                 '/protos.learner.v1alpha1.LearnerService/SubmitTrajectories',
                 request_serializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.SubmitTrajectoriesRequest.SerializeToString,
@@ -82,6 +87,15 @@ class LearnerServiceServicer:
         """Lends groups. Blocks until at least one may be opened or wait_s has passed (then empty). Not idempotent: a lease whose
         answer was lost lapses and is lent again.
         Statuses: FAILED_PRECONDITION (replica does not attend: attend first), INVALID_ARGUMENT (wait_s is no time).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportProgress(self, request_iterator, context):
+        """Keeps what has been drawn of samples that are not submitted yet, so that another replica goes on from there when this one dies or
+        drains (Lease.parts). Each message is answered once the journal holds it; one of a sample at a time. Idempotent: what the account has
+        already is not added twice. Statuses: UNAVAILABLE (report again later), INVALID_ARGUMENT (malformed part: a defect of the caller).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +140,11 @@ def add_LearnerServiceServicer_to_server(servicer, server):
                     servicer.LeaseGroups,
                     request_deserializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.LeaseGroupsRequest.FromString,
                     response_serializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.LeaseGroupsResponse.SerializeToString,
+            ),
+            'ReportProgress': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReportProgress,
+                    request_deserializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.ReportProgressRequest.FromString,
+                    response_serializer=protos_dot_learner_dot_v1alpha1_dot_learner__pb2.ReportProgressResponse.SerializeToString,
             ),
             'SubmitTrajectories': grpc.stream_stream_rpc_method_handler(
                     servicer.SubmitTrajectories,
@@ -198,6 +217,33 @@ class LearnerService:
             '/protos.learner.v1alpha1.LearnerService/LeaseGroups',
             protos_dot_learner_dot_v1alpha1_dot_learner__pb2.LeaseGroupsRequest.SerializeToString,
             protos_dot_learner_dot_v1alpha1_dot_learner__pb2.LeaseGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportProgress(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/protos.learner.v1alpha1.LearnerService/ReportProgress',
+            protos_dot_learner_dot_v1alpha1_dot_learner__pb2.ReportProgressRequest.SerializeToString,
+            protos_dot_learner_dot_v1alpha1_dot_learner__pb2.ReportProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,7 +123,7 @@ class Unchecked(Ledger):
     def oldest_of(self, seq: int) -> int:
         return 0
 
-    def _check_versions(self, group: Group, facts: SampleFacts) -> None:
+    def _check_versions(self, group: Group, spans: tuple[tuple[int, int], ...]) -> None:
         pass
 
     def cover(self, policy_step: int) -> None:

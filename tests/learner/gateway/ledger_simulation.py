@@ -16,6 +16,8 @@ from typing import Any
 from learner.gateway.groups import Group, SampleFacts
 from learner.gateway.groups import seq_of as _seq_of
 from learner.gateway.ledger import Ledger, Plan
+from learner.gateway.parts import Part, digest_of
+from protos.arrays import pack_floats, pack_ids
 
 GROUP_SIZE = 2
 
@@ -26,7 +28,7 @@ class Broken(AssertionError):
 
 @dataclass(kw_only=True)
 class Job:
-    """A lease in an actor's hands: samples still to be drawn, versions of the tokens of each, least version."""
+    """A lease in an actor's hands: samples still to be drawn, versions and ids of the tokens of each, how many it thinks are kept, least version."""
 
     group: Group
     actor: int
@@ -34,12 +36,14 @@ class Job:
     least: int
     left: dict[int, list[int]]
     slow: bool
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class Simulation:
     """honest_actors: they wait for the least version before they draw. rollbacks: the trainer crashes now and then; abandons: and
-    sometimes what was trained past the cut is not replayed."""
+    sometimes what was trained past the cut is not replayed. reports: actors report unfinished samples, and draw on what others reported."""
 
     ledger: Ledger
     seed: int
@@ -47,6 +51,9 @@ class Simulation:
     rollbacks: bool = False
     abandons: bool = False
     drops: bool = True
+    reports: bool = False
+    num_continued: int = 0  # samples that were drawn on by another lease
+    kept: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)  # own book: (id, version) of each token that was kept, by sample
     slow_share: float = 0.15
     now: float = 0.0
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -65,6 +72,9 @@ class Simulation:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.rule = self.ledger.limits.adaptive
+        self.reporting = random.Random(self.seed)
+        self.finishing = 0.15 if self.reports else 0.5  # share of draws that end a sample
+        self.num_ids = 0
         self.mismatches = random.Random(self.seed)  # of their own, so that a fixed bound has the lives it always had
 
     @property
@@ -78,6 +88,8 @@ class Simulation:
         for _ in range(num_events):
             self.now += 1
             self.random.choice(events)()
+            if self.reports:
+                self.report()
             if self.rollbacks and self.random.random() < 0.01:
                 self.crash()
             self.check()
@@ -101,7 +113,16 @@ class Simulation:
         published = self.ledger.published
         assert published is not None
         left: dict[int, list[int]] = {index: [] for index in range(group.size) if index not in group.samples}
-        self.jobs.append(Job(group=group, actor=actor, lease_id=lease_id, least=published.number, left=left, slow=self.random.random() < self.slow_share))
+        job = Job(group=group, actor=actor, lease_id=lease_id, least=published.number, left=left, slow=self.random.random() < self.slow_share)
+        self.jobs.append(job)
+        for index in left:
+            known = self.kept.get((group.group_id, index), [])
+            part = group.parts.get(index)
+            if known != ([] if part is None else tokens_of(part)):
+                raise Broken(f"sample ({group.group_id}, {index}) was reported as {known} and is lent as {part}")
+            left[index] += [version for _, version in known]
+            job.ids[index], job.kept[index] = [number for number, _ in known], len(known)
+            self.num_continued += bool(known)
 
     def draw(self) -> None:
         ready = [job for job in self.jobs if not job.slow and (self.loaded[job.actor] >= job.least or not self.honest_actors)]
@@ -112,8 +133,33 @@ class Simulation:
             return
         index = self.random.choice(list(job.left))
         job.left[index].append(self.loaded[job.actor])
-        if self.random.random() < 0.5:
+        self.num_ids += 1
+        job.ids[index].append(self.num_ids)
+        if self.random.random() < self.finishing:
             self.finish(job, index)
+
+    def report(self) -> None:
+        """Of whoever draws, also one whose lease is another's by now."""
+        if not self.jobs:
+            return
+        job = self.reporting.choice(self.jobs)
+        index = self.reporting.choice(list(job.left))
+        start, versions, ids = job.kept[index], job.left[index], job.ids[index]
+        if start >= len(versions):
+            return
+        packed = pack_ids(ids[start:]).data
+        part = Part(start=start, ids=packed, logprobs=pack_floats([0.0] * (len(ids) - start)).data, spans=tuple(sorted(Counter(versions).items())), finish="")
+        name = job.group.group_id
+        answer = self.ledger.report(name, index, lease_id=job.lease_id, part=part, digest_before=digest_of(pack_ids(ids[:start]).data))
+        if answer.status == "elsewhere" and answer.num_tokens <= len(ids):
+            job.kept[index] = answer.num_tokens
+        if answer.status == "accepted":
+            assert answer.record is not None
+            self.records.append(answer.record)
+            job.kept[index] = answer.num_tokens
+            self.kept[name, index] = [*self.kept.get((name, index), []), *zip(ids[start:], versions[start:], strict=True)]
+            if self.kept[name, index] != list(zip(ids, versions, strict=True)):
+                raise Broken(f"sample ({name}, {index}) is kept as tokens that nobody drew one after another")
 
     def finish(self, job: Job, index: int) -> None:
         versions = job.left.pop(index)
@@ -245,6 +291,7 @@ class Simulation:
 
     def progress(self) -> None:
         """A fair end: everyone does their work, so three more steps must come. Raises Broken when they do not."""
+        self.finishing = 0.5
         goal = max(self.ledger.step, *self.plans, 0) + 3
         for _ in range(400):
             if self.ledger.step >= goal:
@@ -256,6 +303,12 @@ class Simulation:
                 event()
                 self.check()
         raise Broken(f"deadlock at step {self.ledger.step}: {self.ledger.counts()}, open {sorted(self.ledger.account.outside())}")
+
+
+def tokens_of(part: Part) -> list[tuple[int, int]]:
+    """(id, version) of each token."""
+    versions = [version for version, count in part.spans for _ in range(count)]
+    return list(zip((int.from_bytes(part.ids[at : at + 4], "little") for at in range(0, len(part.ids), 4)), versions, strict=True))
 
 
 def seq_of(group_id: str) -> int:

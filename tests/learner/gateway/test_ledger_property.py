@@ -9,9 +9,10 @@ import msgpack
 import pytest
 
 from learner.gateway import ledger as ledger_module
-from learner.gateway.groups import Group, SampleFacts
+from learner.gateway.groups import Group
 from learner.gateway.ledger import Ledger, Limits
-from learner.gateway.terms import Adaptive
+from learner.gateway.parts import Part, digest_of
+from learner.gateway.terms import Adaptive, Reported
 from learner.gateway.versions import StalenessBroken
 from tests.learner.gateway.ledger_simulation import GROUP_SIZE, Broken, Simulation
 
@@ -96,6 +97,39 @@ def test_with_bound_zero_every_token_is_drawn_by_the_policy_it_trains() -> None:
         assert set(simulation.ages) == {0}
 
 
+def test_unfinished_samples_are_drawn_on_by_others_and_nothing_that_was_promised_breaks() -> None:
+    num_continued = 0
+    for seed in range(20):
+        simulation = Simulation(ledger=Ledger(limits(1, 3, 2)), seed=seed, rollbacks=True, abandons=seed % 2 == 0, reports=True)
+        simulation.run(800)
+        num_continued += simulation.num_continued
+        again = Ledger(simulation.ledger.limits)
+        for record in simulation.records:
+            again.apply(msgpack.unpackb(msgpack.packb(record)))
+        assert again.state() == simulation.ledger.state()
+    assert num_continued > 100
+
+
+class TakesReportsFromAnybody(Ledger):
+    """Whoever drew as many tokens may add to a sample, whatever its lease and its tokens."""
+
+    def report(self, group_id: str, sample_index: int, *, lease_id: str, part: Part, digest_before: int) -> Reported:
+        group = self.group(group_id)
+        known = group.parts.get(sample_index) if group else None
+        lease = group.lease.lease_id if group and group.lease else lease_id
+        return super().report(group_id, sample_index, lease_id=lease, part=part, digest_before=digest_of(known.ids if known else b""))
+
+
+def search_with_reports(ledger: type[Ledger]) -> None:
+    for seed in range(20):
+        Simulation(ledger=ledger(limits(1, 3, 2)), seed=seed, reports=True).run(800)
+
+
+def test_a_ledger_that_takes_reports_from_anybody_is_caught() -> None:
+    with pytest.raises((Broken, ValueError)):
+        search_with_reports(TakesReportsFromAnybody)
+
+
 @pytest.mark.parametrize("rollbacks", [False, True])
 def test_replaying_the_records_gives_exactly_the_same_state(rollbacks: bool) -> None:
     for seed in range(20):
@@ -119,7 +153,7 @@ class Unchecked(Ledger):
     def oldest_of(self, seq: int) -> int:
         return 0
 
-    def _check_versions(self, group: Group, facts: SampleFacts) -> None:
+    def _check_versions(self, group: Group, spans: tuple[tuple[int, int], ...]) -> None:
         pass
 
     def cover(self, policy_step: int) -> None:

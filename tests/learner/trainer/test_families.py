@@ -22,11 +22,16 @@ SIZES: dict[str, Any] = {
 # Windows of 3 and 4 tokens are far shorter than the samples' 3 to 14.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
-    "qwen2": ("Qwen2", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12}),
+    "llama tied, biases everywhere": ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("Qwen2", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12}),  # biases of query, key and value by itself
+    "qwen2 tied": ("Qwen2", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12, "tie_word_embeddings": True}),
     "qwen2 with windows": ("Qwen2", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3 untied, biases": ("Qwen3", {"attention_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 3}),
-    "gemma": ("Gemma", {}),
+    "mistral without windows, tied": ("Mistral", {"sliding_window": None, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {}),  # all of Gemma are tied
+    "gemma untied": ("Gemma", {"tie_word_embeddings": False}),
     "gemma2": ("Gemma2", {"sliding_window": 3, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}),
     "gemma3": ("Gemma3Text", {"sliding_window": 3, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2}),
 }
@@ -42,7 +47,12 @@ def made(folder: Path, family: str) -> Path:
     name, more = FAMILIES[family]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **more})
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases begin at 0, norms at 0 or 1: left out, nobody would see it
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -51,6 +61,9 @@ def test_packed_logprobs_equal_transformers_unpacked_forward(family: str, mesh: 
     folder = made(tmp_path / "model", family)
     samples = rig.samples(3, 4)
     policy = rig.policy(folder, mesh)
+    config: Any = policy.causal_lm.config
+    names = [name for name, _ in policy.causal_lm.named_parameters()]
+    assert ("lm_head.weight" in names) == (not config.tie_word_embeddings) and any(name.endswith("bias") for name in names) == ("biases" in family or "qwen2" in family)
     reference = {float(b): float(lp) for s in samples for b, lp in zip(s.behaviour, rig.reference_logprobs(folder, s), strict=True)}
     with torch.no_grad():
         for row in pack([WeightedSample(sample=s, advantage=1.0) for s in samples], row_tokens=40, share_prefix=True):

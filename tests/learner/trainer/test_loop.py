@@ -25,6 +25,7 @@ from learner.trainer.clock import Clock
 from learner.trainer.companions import followed, load_companions, load_critic
 from learner.trainer.export import export
 from learner.trainer.feed import Feed, Leave, RunFailed
+from learner.trainer.model import Policy
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
 from learner.trainer.publish import Publisher
@@ -65,8 +66,8 @@ def batches(step: int) -> tuple[list[Any], list[Any]]:
     return rig.entries(made), made
 
 
-def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path) -> loop.Parts:
-    policy = rig.policy(folder, mesh)
+def parts(mesh: DeviceMesh, settings: LearnerConfig, address: str, folder: Path, *, policy: Policy | None = None) -> loop.Parts:
+    policy = policy or rig.policy(folder, mesh)
     companions = load_companions(settings, policy, folder, World(rank=0, size=1, device=torch.device("cpu"), mesh=mesh, incarnation=7))
     critic = load_critic(settings, policy, folder, World(rank=0, size=1, device=torch.device("cpu"), mesh=mesh, incarnation=7))
     optimizer = Optimizer(policy.causal_lm.named_parameters(), settings.optimizer, total_updates=settings.total_updates)

@@ -30,7 +30,7 @@ host, port, key = sys.argv[1:]
 group = TransferGroup.connect(GroupAddress(transport="gloo", host=host, port=int(port), key=key), rank=1, roles=["trainer rank 0", "receiver 1"], timeout_s=30)
 while True:
     data = torch.zeros(64 << 20, dtype=torch.uint8)
-    group.broadcast(data, root=0, what="bucket", timeout_s=60)
+    group.broadcast(data, what="bucket", timeout_s=60)
     print(int(data[-1]), flush=True)
 """
 
@@ -50,13 +50,13 @@ def exchange(store: dist.TCPStore, key: str) -> list[int]:
 
     def sender() -> None:
         group = TransferGroup.connect(where, rank=0, roles=ROLES, timeout_s=10)
-        group.broadcast(torch.arange(8, dtype=torch.uint8), root=0, what="bucket 0", timeout_s=10)
+        group.broadcast(torch.arange(8, dtype=torch.uint8), what="bucket 0", timeout_s=10)
         group.close()
 
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender)
         group = TransferGroup.connect(where, rank=1, roles=ROLES, timeout_s=10)
-        group.broadcast(arrived, root=0, what="bucket 0", timeout_s=10)
+        group.broadcast(arrived, what="bucket 0", timeout_s=10)
         sent.result()
     group.close()
     return arrived.tolist()
@@ -116,12 +116,12 @@ def test_a_closed_group_refuses_at_once(store: dist.TCPStore) -> None:
     group.close()
     group.close()
     with pytest.raises(TransferError, match="is closed"):
-        group.broadcast(torch.zeros(8, dtype=torch.uint8), root=0, what="bucket 0", timeout_s=10)
+        group.broadcast(torch.zeros(8, dtype=torch.uint8), what="bucket 0", timeout_s=10)
 
 
 def send_twice(group: TransferGroup, data: torch.Tensor) -> None:
     for _ in range(2):
-        group.broadcast(data, root=0, what="bucket 1", timeout_s=1.5)
+        group.broadcast(data, what="bucket 1", timeout_s=1.5)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def peer(store: dist.TCPStore) -> Iterator[subprocess.Popen[str]]:
 def test_a_receiver_stopped_or_killed_mid_push_costs_one_deadline_at_most(store: dist.TCPStore, peer: subprocess.Popen[str], signal_number: int) -> None:
     group = TransferGroup.connect(address(store, "peer"), rank=0, roles=ROLES, timeout_s=40)
     data = torch.full((64 << 20,), 5, dtype=torch.uint8)
-    group.broadcast(data, root=0, what="bucket 0", timeout_s=20)
+    group.broadcast(data, what="bucket 0", timeout_s=20)
     assert peer.stdout is not None and peer.stdout.readline() == "5\n"
     peer.send_signal(signal_number)
     began = time.monotonic()

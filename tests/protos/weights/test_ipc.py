@@ -95,5 +95,5 @@ def test_buckets_of_two_sizes_are_an_error_on_both_sides() -> None:
 
 
 def test_a_cpu_is_refused_with_the_way_out() -> None:
-    with pytest.raises(RuntimeError, match="transport ipc passes memory of GPUs, and rank 1 works on a cpu; set push.transport to gloo or auto"):
-        backends.make_ipc(None, "h", 1, 1, 2, timedelta(seconds=1), torch.device("cpu"))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="transport ipc passes memory of GPUs, and this process works on a cpu; set push.transport to gloo or auto"):
+        backends.IpcWire("h", 1, torch.device("cpu"))

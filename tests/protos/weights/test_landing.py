@@ -17,7 +17,8 @@ from protos.weights import backends, staging
 from protos.weights.errors import TransferError
 from protos.weights.group import TransferGroup
 from protos.weights.landing import Landing
-from protos.weights.receiver import Receiver, owner_address, roles
+from protos.weights.membership import address, join
+from protos.weights.receiver import Receiver
 from protos.weights.staging import digest
 
 # One tensor of 4 rows of 8 bytes; owner 0 holds rows 0 and 1, owner 1 rows 2 and 3; buckets of one row, owners in turn.
@@ -55,13 +56,13 @@ def spec(store: dist.TCPStore, key: str = "k1", timeout_s: float = 10.0) -> lear
 def send(where: learner_pb2.GroupSpec, owner: int, group: TransferGroup | None = None, flip: bool = False) -> TransferGroup:
     """An owner's whole part, in a thread of its own."""
     if group is None:
-        group = TransferGroup.connect(owner_address(where, owner), rank=0, roles=roles(where, owner), timeout_s=10)
+        group = join(where, [0, 1], root=owner, timeout_s=10)
     for sender, row in ORDER:
         if sender == owner:
             data = torch.from_numpy(CONTENT[8 * row : 8 * row + 8].copy())
             if flip:
                 data[3] ^= 4
-            group.broadcast(data, root=0, what=f"row {row}", timeout_s=10)
+            group.broadcast(data, part=owner, what=f"row {row}", timeout_s=10)
     return group
 
 
@@ -132,7 +133,7 @@ def test_a_bucket_that_is_slow_to_digest_is_not_overwritten_by_the_next(store: d
 def test_a_broadcast_that_does_nothing_is_no_success(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:  # faults.md 14
     where = spec(store)
     with ThreadPoolExecutor(2) as pool:
-        groups = [pool.submit(TransferGroup.connect, owner_address(where, o), rank=0, roles=roles(where, o), timeout_s=10) for o in range(2)]
+        groups = [pool.submit(join, where, [0, 1], root=o, timeout_s=10) for o in range(2)]
         monkeypatch.setattr(backends, "broadcast", lambda *_: None)
         with pytest.raises(TransferError, match="slices did not come or differ"):
             Receiver().receive(where, manifest(), timeout_s=20.0)
@@ -142,7 +143,7 @@ def test_a_broadcast_that_does_nothing_is_no_success(store: dist.TCPStore, monke
 
 def test_senders_that_never_come_fail_by_the_deadline_of_the_whole(store: dist.TCPStore) -> None:
     began = time.monotonic()
-    with pytest.raises(TransferError, match="trainer rank 0 did not appear in time"):
+    with pytest.raises(TransferError, match="trainer rank 0, trainer rank 1 did not appear in time"):
         Receiver().receive(spec(store, timeout_s=60.0), manifest(), timeout_s=1.0)
     assert time.monotonic() - began < 2.0
 
@@ -194,4 +195,4 @@ def test_chunks_with_a_hole_fail_and_leave_nothing() -> None:
 
 def test_a_transport_without_groups_is_refused() -> None:
     with pytest.raises(TransferError, match="is none of gloo, nccl and ipc"):
-        owner_address(learner_pb2.GroupSpec(transport=learner_pb2.TRANSPORT_GRPC), 0)
+        address(learner_pb2.GroupSpec(transport=learner_pb2.TRANSPORT_GRPC), [0])

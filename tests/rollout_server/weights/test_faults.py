@@ -21,9 +21,8 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights import staging
 from protos.weights.errors import TransferError
-from protos.weights.group import TransferGroup
 from protos.weights.landing import Landing
-from protos.weights.receiver import owner_address, roles
+from protos.weights.membership import join
 from protos.weights.staging import check_names, digest
 from rollout_server.weights.driver import CommitError, CommitTimes, UpdateDriver
 from tests.rollout_server.weights.test_driver import OneVersion
@@ -98,7 +97,7 @@ class Sender:
         try:
             if fault == "absent":
                 return None
-            group = TransferGroup.connect(owner_address(spec, 0), rank=0, roles=roles(spec, 0), timeout_s=COLLECTIVE_S)
+            group = join(spec, [0], root=0, timeout_s=COLLECTIVE_S)
             for index in range(len(NAMES)):
                 data = torch.from_numpy(content(version, index))
                 if index == at and fault == "dead":
@@ -112,7 +111,7 @@ class Sender:
                     data = data[: SIZE // 2].clone()
                 if index == at and fault == "dropped":
                     data = torch.zeros_like(data)  # the bucket comes, nothing was written into it
-                group.broadcast(data, root=0, what=f"bucket {index}", timeout_s=COLLECTIVE_S)
+                group.broadcast(data, what=f"bucket {index}", timeout_s=COLLECTIVE_S)
             self.over.wait(10)
             group.close()
         except TransferError:

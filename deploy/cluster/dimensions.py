@@ -1,0 +1,72 @@
+"""How a role is cut, and what it cannot be cut by yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from deploy.cluster.config import DIMENSIONS, TRAINED, ClusterConfig, Parallelism, RoleName, Roles
+from deploy.cluster.devices import devices_of, num_devices
+
+# What each role has. The learner: FSDP2 over one dimension (learner/trainer/world.py). The engine: vLLM's tensor parallelism in one process group.
+HAS: dict[RoleName, tuple[str, ...]] = {
+    "actor": ("shard",),
+    "critic": ("shard",),
+    "reference": ("shard",),
+    "rollout": ("data", "tensor"),
+    "reward_model": ("data",),
+}
+INSTEAD = {
+    "data": "a trained role is cut by shard",
+    "shard": "copies are said by data",
+    "replicate": "use shard over all ranks",
+    "tensor": "use shard: no rank holds a whole layer for longer than its turn",
+    "pipeline": "use shard",
+    "context": "use shorter rows (trainer.row_tokens) and trainer.recompute",
+}
+OPEN_DIMENSION: dict[RoleName, str] = {"actor": "shard", "critic": "shard", "reference": "shard", "rollout": "data", "reward_model": "data"}
+Cut = Mapping[str, int]  # dimension to its size, all of DIMENSIONS
+
+
+def cuts_of(cluster: ClusterConfig, roles: Roles) -> dict[RoleName, Cut]:
+    """Each role's dimensions, with the open one filled in: GPUs divided by the others, 1 on CPUs."""
+    devices = devices_of(cluster)
+    return {name: _cut(role.parallelism, OPEN_DIMENSION[name], num_devices(devices, role)) for name, role in roles.named().items()}
+
+
+def _cut(parallelism: Parallelism, opened: str, count: int) -> Cut:
+    given = {name: getattr(parallelism, name) for name in DIMENSIONS}
+    others = prod(size or 1 for name, size in given.items() if name != opened)
+    sizes = {name: size or 1 for name, size in given.items()}
+    return {**sizes, opened: given[opened] or max(1, count // others)}
+
+
+def dimension_mistakes(cluster: ClusterConfig, roles: Roles) -> Iterator[str]:
+    """Dimensions that a role does not have, products that are not the number of its GPUs, trained roles away from the actor."""
+    devices, cuts = devices_of(cluster), cuts_of(cluster, roles)
+    for name, role in roles.named().items():
+        cut, missing = cuts[name], False
+        for dimension in DIMENSIONS:
+            if cut[dimension] > 1 and dimension not in HAS[name]:
+                missing = True
+                yield f"roles.{name}.parallelism.{dimension}={cut[dimension]}: {_who(name)} does not have this dimension yet, it has {' and '.join(HAS[name])}; {INSTEAD[dimension]}"
+        count = num_devices(devices, role)
+        if count and not missing and prod(cut.values()) != count:
+            sizes = " x ".join(f"{dimension} {size}" for dimension, size in cut.items() if size > 1) or "1"
+            yield f"roles.{name}.parallelism: {sizes} = {prod(cut.values())}, and gpu_group {role.gpu_group} has {count} GPUs: the product is their number; change one of the two"
+    yield from _trained_together(roles, cuts)
+
+
+def _trained_together(roles: Roles, cuts: Mapping[RoleName, Cut]) -> Iterator[str]:
+    for name in TRAINED[1:]:
+        role = roles.named().get(name)
+        if role is None:
+            continue
+        if (role.gpu_group, role.node_group) != (roles.actor.gpu_group, roles.actor.node_group):
+            yield f"roles.{name}.gpu_group={role.gpu_group}: the learner does not have a {name} on GPUs of its own yet, it lives in the actor's ranks (gpu_group {roles.actor.gpu_group}); name that group"
+        elif cuts[name] != cuts["actor"]:
+            yield f"roles.{name}.parallelism differs from roles.actor.parallelism: both live in the same ranks; leave it out"
+
+
+def _who(name: RoleName) -> str:
+    return "the learner" if name in TRAINED else {"rollout": "a replica", "reward_model": "a reward server"}[name]
