@@ -82,6 +82,16 @@ class Dialogue:
             return self._checked(replace(asked, ids=tuple(self._tokens.first_ids(text, template=self._template))))
         return self._checked(replace(asked, ids=(*before.asked.ids, *before.ids, *self._tokens.more_ids(new))))
 
+    def ask_text(self, text: str) -> Asked:
+        """The ids of a text to go on from: where it begins with an earlier text and its answer, their ids are its beginning. Raises ValueError."""
+        fitting = [each for each in self._answers if not each.asked.messages and each.asked.text and text.startswith(each.asked.text + each.text)]
+        before = max(fitting, key=lambda each: len(each.asked.text) + len(each.text), default=None)
+        asked = Asked(messages=(), rendered=(), tools=None, text=text, ids=(), goes_on=before is not None)
+        if before is None:
+            return self._checked(replace(asked, ids=tuple(self._tokens.first_ids(text, template=False))))
+        rest = text[len(before.asked.text) + len(before.text) :]
+        return self._checked(replace(asked, ids=(*before.asked.ids, *before.ids, *self._tokens.more_ids(rest))))
+
     def answered(self, asked: Asked, ids: Sequence[int], message: Message) -> Answered:
         """Remembers an answer."""
         self._answers.append(Answered(asked=asked, ids=tuple(ids), text=self._tokens.text(ids), message=message))
@@ -101,7 +111,7 @@ class Dialogue:
         """The latest answer that these messages go on from: its prompt's messages, then itself, come first in them."""
         fitting = [
             each for each in self._answers
-            if each.asked.tools == tools and len(each.asked.messages) < len(messages)
+            if each.asked.messages and each.asked.tools == tools and len(each.asked.messages) < len(messages)
             and messages[: len(each.asked.messages)] == each.asked.messages and _same(messages[len(each.asked.messages)], each.message)
         ]  # fmt: skip
         return max(fitting, key=lambda each: len(each.asked.messages), default=None)

@@ -11,14 +11,15 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rollout_server.conversation import Conversation
 from rollout_server.dialogue import Message
+from rollout_server.endpoint.sessions import Sessions
 from rollout_server.environment_config import EnvironmentConfig
 from rollout_server.environments.host import Host, Session
 from rollout_server.environments.interface import Action, EnvironmentFailure, Task
-from rollout_server.exchange import Exchange, OutOfRoom
+from rollout_server.exchange import Exchange, GivenUp, OutOfRoom
 from rollout_server.leased_draw import Draw
 from rollout_server.played import Played
 from rollout_server.tokens import Tokens
@@ -34,12 +35,25 @@ class Place:
     host: Host
 
 
+class Agents(Protocol):
+    """Where agents find the model (endpoint/app.py)."""
+
+    sessions: Sessions
+
+    @property
+    def api_key(self) -> str: ...
+
+    def url(self, session_id: str = "") -> str: ...
+
+
 class Episodes:
     """Example: `episodes = Episodes([Place(config=config, host=host)], tokens); played = await episodes.play("calculator", task, draw=draw, room_tokens=256)`"""
 
-    def __init__(self, places: Sequence[Place], tokens: Tokens) -> None:
+    def __init__(self, places: Sequence[Place], tokens: Tokens, *, agents: Agents | None = None) -> None:
+        """agents: where programs that call the model find it; needed where an environment is one."""
         self.places = {place.config.name: place for place in places}
         self._tokens = tokens
+        self._agents = agents
 
     def chosen(self, fields: Mapping[str, Any]) -> str | None:
         """Name of the environment that a record's samples are played in; None: it is asked once, without any."""
@@ -65,6 +79,8 @@ class Episodes:
             known = ", ".join(self.places)
             return Played(conversation=Conversation(), environment=name, is_cut=False, messages=(), failure=EnvironmentFailure("unknown", f"the record names the environment {name!r}; configured are {known}"))
         exchange = Exchange(self._tokens, draw=draw, room_tokens=room_tokens, template=place.config.template == "chat")
+        if place.config.agent:
+            return await self._work(place, task, exchange)
         said = _Said(exchange)
         failure, session = None, None
         try:
@@ -82,6 +98,31 @@ class Episodes:
         return Played(
             conversation=conversation, environment=name, is_cut=said.is_cut, messages=tuple(said.messages), reward=None if failure else reward, parts=said.parts,
             failure=failure, unusable=exchange.unusable,
+        )  # fmt: skip
+
+    async def _work(self, place: Place, task: Task, exchange: Exchange) -> Played:
+        """A sample that a program of its own works on, calling the model as it likes."""
+        assert self._agents is not None, "the configuration asks for an endpoint where there are agents"
+        name, failure, earned, hosted = place.config.name, None, None, None
+        session = self._agents.sessions.open_leased(exchange)
+        try:
+            hosted = await place.host.open()
+            earned = await hosted.run(task, self._agents.url(session.id), self._agents.api_key)
+        except EnvironmentFailure as error:
+            failure = error
+            logger.info("agent %s: %s", name, error)
+        finally:
+            self._agents.sessions.close(session.id)
+            if hosted is not None:
+                await asyncio.shield(hosted.close())
+        if session.given_up:
+            raise GivenUp
+        reward = session.reward if earned is None else earned
+        if reward is None and exchange.is_cut:
+            reward = place.config.unfinished_reward
+        return Played(
+            conversation=exchange.conversation, environment=name, is_cut=exchange.is_cut, messages=exchange.messages, reward=None if failure else reward, failure=failure,
+            unusable=exchange.unusable,
         )  # fmt: skip
 
     async def _turns(self, session: Session, config: EnvironmentConfig, task: Task, said: _Said) -> None:

@@ -45,6 +45,7 @@ class Exchange:
         self.conversation = Conversation()
         self.unusable = ""  # why no answer of it may be trained on
         self.is_cut = False  # an answer or a prompt met the end of the room
+        self.messages: tuple[Message, ...] = ()  # of the latest answer: all that came before it, and itself
         self._tokens = tokens
         self._dialogue = Dialogue(tokens, template=template)
         self._draw = draw
@@ -53,20 +54,31 @@ class Exchange:
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> Asked:
         """The prompt that `answer` would draw after. Raises ValueError, OutOfRoom."""
-        asked = self._dialogue.ask(messages, tools)
+        return self._with_room(self._dialogue.ask(messages, tools))
+
+    def ask_completion(self, prompt: str | tuple[int, ...]) -> Asked:
+        """The same for a text to go on from, or for ids. Raises ValueError, OutOfRoom."""
+        if isinstance(prompt, str):
+            return self._with_room(self._dialogue.ask_text(prompt))
+        return self._with_room(Asked(messages=(), rendered=(), tools=None, text="", ids=prompt, goes_on=False))
+
+    def _with_room(self, asked: Asked) -> Asked:
         if len(asked.ids) >= self._room_tokens:
             self.is_cut = True
-            raise OutOfRoom(f"the messages are {len(asked.ids)} tokens, and {self._room_tokens} must hold them and an answer")
+            raise OutOfRoom(f"the prompt is {len(asked.ids)} tokens, and {self._room_tokens} must hold them and an answer")
         return asked
 
-    async def answer(self, asked: Asked, *, max_tokens: int | None = None, watch: Watch | None = None, message: Callable[[str], Message] | None = None) -> Reply:
-        """Draws after a prompt. message: what the caller gets for an answer's text, by which the answer is known when it comes back.
+    async def answer(
+        self, asked: Asked, *, max_tokens: int | None = None, watch: Watch | None = None, message: Callable[[str], Message] | None = None, draw: Draw | None = None
+    ) -> Reply:
+        """Draws after a prompt. message: what the caller gets for an answer's text, by which the answer is known when it comes back; draw: in
+        place of the exchange's own.
 
         Raises GivenUp, EngineUnavailableError, and ValueError for a prompt that the engine refuses.
         """
         room = self._room_tokens - len(asked.ids)
         turn, self._num_asked = self._num_asked, self._num_asked + 1
-        last = await self._draw(asked.ids, turn=turn, max_new_tokens=min(room, max_tokens or room), watch=watch)
+        last = await (draw or self._draw)(asked.ids, turn=turn, max_new_tokens=min(room, max_tokens or room), watch=watch)
         if last is None or last.finish == "abort" or last.finish is None:
             raise GivenUp
         self.is_cut = self.is_cut or (last.finish == "length" and len(last.token_ids) >= room)
@@ -74,7 +86,9 @@ class Exchange:
         logprobs = tuple(float(value) for value in last.logprobs)
         number = self.conversation.answer(asked.ids, ids=last.token_ids, logprobs=logprobs, spans=last.spans)
         text = self._tokens.text(last.token_ids)
-        self._dialogue.answered(asked, last.token_ids, {"role": "assistant", "content": text} if message is None else message(text))
+        said = {"role": "assistant", "content": text} if message is None else message(text)
+        self._dialogue.answered(asked, last.token_ids, said)
+        self.messages = (*(asked.messages or ({"role": "user", "content": asked.text},)), said)
         return Reply(asked=asked, ids=tuple(last.token_ids), logprobs=logprobs, text=text, finish=last.finish, turn=number)
 
 

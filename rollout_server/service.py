@@ -24,6 +24,7 @@ from protos.weights.folder import Place
 from protos.weights.mirror import PREFIX, Mirror, sweep
 from rollout_server.actor import Actor
 from rollout_server.config import RolloutConfig
+from rollout_server.endpoint.wiring import endpoint_of
 from rollout_server.engine import Engine
 from rollout_server.environments.hosts import episodes_of
 from rollout_server.membership import Left, Membership
@@ -58,8 +59,9 @@ class Service:
         self._stopping = asyncio.Event()
         self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
         self.actor: Actor | None = None
-        self.episodes = episodes_of(config, self._tokens)
         self._security = resolve(config.security, address=config.address)
+        self.endpoint = endpoint_of(config, self.replica, self._tokens)
+        self.episodes = episodes_of(config, self._tokens, self.endpoint)
         self.mirror = Mirror(Path(config.mirror_dir) / f"{PREFIX}{self._replica_id}-{self._incarnation}")
         servicer = RolloutServicer(
             self.replica, self._tokens, mirror=self.mirror, replica_id=self._replica_id, model=config.model, learner=config.learner,
@@ -90,6 +92,8 @@ class Service:
             logger.info("removed %s, which a replica that is gone left behind", name)
         try:
             await self.exporter.start()
+            if self.endpoint is not None:
+                await self.endpoint.start()
             if self.episodes is not None:
                 await self._until_stopped(self.episodes.check())
             await self._until_stopped(self.replica.start())
@@ -102,6 +106,8 @@ class Service:
             await self.server.stop(grace_s=1.0)
             if self.episodes is not None:
                 await self.episodes.stop()
+            if self.endpoint is not None:
+                await self.endpoint.stop()
             await self.replica.engine.stop()
             self.mirror.remove()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ class Tokens:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} has no tokenizer that transformers can load: {error}") from error
+        self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)  # each of them ends an answer
         self.longest = max(map(len, self._tokenizer.get_vocab()))  # characters of the longest token
 
     @property
@@ -66,3 +68,13 @@ class Tokens:
     def piece(self, token: int) -> str:
         """Text of one token, special or not; empty for an id without text."""
         return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)) if token < self.size else ""
+
+
+def _stop_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
+    """Every end-of-sequence id that generation_config.json, config.json and the tokenizer name, ascending."""
+    ids = set() if eos is None else {eos}
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        said = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        ids |= {number for number in (said if isinstance(said, list) else [said]) if isinstance(number, int)}
+    return tuple(sorted(ids))

@@ -35,6 +35,9 @@ class Session(Protocol):
 
     async def step(self, action: Action) -> Step: ...
 
+    async def run(self, task: Task, base_url: str, api_key: str) -> float | None:
+        """Of an agent: its whole sample; what it says that it earned, or None."""
+
     async def close(self) -> None: ...
 
 
@@ -175,7 +178,6 @@ class HostedSession:
         return self._read(wire.step_in, await self._call("step", wire.action_out(action), limit_s=self._host.config.step_timeout_s))
 
     async def run(self, task: Task, base_url: str, api_key: str) -> float | None:
-        """An agent's whole sample: what it says that it earned, or None."""
         return self._read(wire.earned, await self._call("run", wire.task_out(task), base_url, api_key, limit_s=self._host.config.run_timeout_s))
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from protos.security import OPEN, Security
 from rollout_server.config import RolloutConfig
 from rollout_server.environment_config import EnvironmentConfig
 from rollout_server.environments.host import Host, ProcessHost
-from rollout_server.episodes import Episodes, Place
+from rollout_server.episodes import Agents, Episodes, Place
 from rollout_server.tokens import Tokens
 
 
@@ -18,8 +18,8 @@ def host_of(config: EnvironmentConfig, security: Security = OPEN, *, named: tupl
     return ProcessHost(config, environment=scrubbed(os.environ, named=[name for name in named if name]))
 
 
-def episodes_of(config: RolloutConfig, tokens: Tokens) -> Episodes | None:
-    """None where samples are single answers."""
+def episodes_of(config: RolloutConfig, tokens: Tokens, agents: Agents | None) -> Episodes | None:
+    """None where samples are single answers. agents: the endpoint, where there is one."""
     if not config.environments:
         return None
-    return Episodes([Place(config=each, host=host_of(each, named=(config.security.token_env,))) for each in config.environments], tokens)
+    return Episodes([Place(config=each, host=host_of(each, named=(config.security.token_env,))) for each in config.environments], tokens, agents=agents)
