@@ -11,6 +11,7 @@ from learner.config import LearnerConfig
 from protos.mistakes import check_address, one_line
 from protos.security import resolve
 from reward_server.config import RewardConfig
+from reward_server.registry import unknown
 from rollout_server.config import RolloutConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def contradictions(
         *_lengths(learner, rollout),
         *_numbers(learner, rollout),
         *_files(learner),
+        *_scorers(reward),
         *_gpus(learner, rollout, reward, placement),
         *_security(learner),
         *_metrics(learner, rollout, reward),
@@ -66,8 +68,8 @@ def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
 
 
 def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig | None) -> Iterator[str]:
-    if reward is None and not rollout.rewards:
-        yield "reward: missing, and rollout.rewards is empty: samples must be scored; add a reward section with a scorer, or addresses in rollout.rewards"
+    if reward is None and not rollout.rewards and not rollout.environments:
+        yield "reward: missing, and rollout.rewards is empty: samples must be scored; add a reward section with a scorer, addresses in rollout.rewards, or rollout.environments that reward them"
     if reward is not None and rollout.rewards:
         yield f"rollout.rewards={list(rollout.rewards)} with a reward section: the launcher gives replicas the servers it starts; keep one of the two"
     if reward is not None and learner.scorer and learner.scorer not in [scorer.name for scorer in reward.scorers]:
@@ -150,6 +152,12 @@ def _files(learner: LearnerConfig) -> Iterator[str]:
     model = Path(learner.model).expanduser()
     if learner.model.startswith(("/", ".", "~")) and not (model / "config.json").is_file():
         yield f"model={learner.model!r}: {model / 'config.json'} does not exist; give a Hugging Face folder, or a hub id"
+
+
+def _scorers(reward: RewardConfig | None) -> Iterator[str]:
+    for index, scorer in enumerate(reward.scorers if reward else ()):
+        if scorer.use and ":" not in scorer.use and (why := unknown(scorer.use)):
+            yield f"reward.scorers.{index}.use: {why}"
 
 
 def _gpus(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None, placement: Placement) -> Iterator[str]:

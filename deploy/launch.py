@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from deploy.backends import check
 from deploy.fleet import Fleet, LocalFleet
 from deploy.keeper import Outcome
-from deploy.progress import follow, words
+from deploy.progress import follow, read_all, surviving, words
 from deploy.scaling import keep_scaled
 from deploy.schema import RunFile
 from learner.supervisor import claimed
 
-Backend = Literal["local", "ray"]
+Backend = str  # one of backends.THERE
 OnEvent = Callable[[str], None]
 
 
@@ -40,6 +41,7 @@ def launch(run: RunFile, *, on_event: OnEvent, backend: Backend = "local") -> Ou
 
     Raises ValueError for a run folder that cannot be made or is in use, or a cluster that is not there or too small.
     """
+    check(run, backend)
     with claimed(run.run_dir, "launcher"), fleet_of(backend)(run, on_event) as fleet:
         return asyncio.run(_run(run, fleet, on_event))
 
@@ -64,6 +66,15 @@ async def _outcome(keeper: Any, *beside: asyncio.Task[None]) -> Outcome:
             task.result()
     outcome: Outcome = ended.result()
     return outcome
+
+
+def last_words(run: RunFile) -> str:
+    """How far the run came, where it lies, and what to do next."""
+    made = surviving(read_all(run.run_dir / "metrics.jsonl"))
+    step = int(made[-1]["step"]) if made else 0
+    limit = f" (its limit of {run.learner.max_minutes:g} minutes, or it was stopped)" if run.learner.max_minutes and step < run.learner.steps else ""
+    after = f"`headrace report {run.run_dir}`" if made else f"{run.run_dir}/logs says why"
+    return f"step {step} of {run.learner.steps}{limit}; run folder {run.run_dir}; next: {after}" + ("" if step >= run.learner.steps else ", the same command goes on")
 
 
 async def tell_steps(run: RunFile, on_event: OnEvent) -> None:

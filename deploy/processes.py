@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,9 @@ from rollout_server.config import RolloutConfig
 LEARNER = "learner"
 LEARNER_END_S = 20.0  # for a learner to end once its ranks have cut and left
 OF_LAUNCHER = ("replicas", "scale")  # fields of a section that no service knows
-Role = Literal["learner", "rollout", "reward"]
-MODULES: dict[Role, str] = {"learner": "learner", "rollout": "rollout_server", "reward": "reward_server"}
+RANKS_RESTARTS = 3  # of all ranks together, by torchrun, before the launcher starts torchrun again
+Role = Literal["learner", "ranks", "rollout", "reward"]
+MODULES: dict[Role, str] = {"learner": "learner", "rollout": "rollout_server", "reward": "reward_server", "ranks": "torch.distributed.run"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """One process of a run. Example: see `processes`."""
+    """One process of a run; of role ranks: the torchrun of one machine. Example: see `processes`."""
 
     name: str  # rollout-1
     role: Role
@@ -45,6 +46,7 @@ class Process:
     wants: str  # host:port it is to listen on; port 0 or empty: a free one
     wants_metrics: str  # the same of its figures; empty: none
     needs: tuple[str, ...] = ()  # processes whose addresses its configuration holds
+    arguments: tuple[str, ...] = ()  # of its module, before `--config FILE`
     gpus: tuple[int, ...] = ()  # device numbers on its machine; empty: what its environment shows
     restart: bool = True  # False: its exit ends the run
     security: Security = OPEN  # of health checks
@@ -54,9 +56,11 @@ class Process:
 def processes(run: RunFile) -> list[Process]:
     """Reward servers first, the learner last; of the replicas those that a run begins with. Raises ValueError for a secret that is not there."""
     num_rewards = run.reward.replicas if run.reward else 0
+    num_machines = len(run.ranks_by_machine())
     return [
         *(_process(run, "reward", index) for index in range(num_rewards)),
         *(rollout(run, index) for index in range(run.rollout.replicas)),
+        *(_ranks(run, index) for index in range(num_machines if num_machines > 1 else 0)),
         _process(run, "learner", 0),
     ]
 
@@ -80,6 +84,15 @@ def configured(process: Process, own: Where, others: Mapping[str, str]) -> dict[
     return config
 
 
+def command_of(process: Process, own: Where, others: Mapping[str, str]) -> tuple[str, ...]:
+    """Module and arguments, to which the launcher adds `--config FILE`. torchrun's meet at the address of ranks-0 (docs/durability.md)."""
+    if process.role != "ranks":
+        return MODULES[process.role], *process.arguments
+    meeting = {**others, process.name: own.address}[name_of("ranks", 0)]
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--local-addr", own.address.rpartition(":")[0])
+    return MODULES["ranks"], *process.arguments, *place, "-m", "learner.trainer", "--gateway", others[LEARNER]
+
+
 def environment_of(gpus: tuple[int, ...]) -> dict[str, str]:
     """What a service sees besides the launcher's own environment, which stays where it says something else."""
     shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
@@ -88,8 +101,26 @@ def environment_of(gpus: tuple[int, ...]) -> dict[str, str]:
     return shown if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE", **shown}
 
 
+def _ranks(run: RunFile, index: int) -> Process:
+    """torchrun of one of several machines of the learner."""
+    learner, ranks = _process(run, "learner", 0), run.ranks_by_machine()
+    first = name_of("ranks", 0)
+    name = name_of("ranks", index)
+    return replace(
+        learner,
+        name=name,
+        role="ranks",
+        log=learner.log.with_name(f"{name}.log"),
+        wants="",
+        wants_metrics="",
+        needs=(LEARNER, *(() if index == 0 else (first,))),
+        arguments=("--nnodes", str(len(ranks)), "--nproc-per-node", str(ranks[index]), "--max-restarts", str(RANKS_RESTARTS), "--rdzv-id", "headrace"),
+        restart=True,
+    )
+
+
 def _process(run: RunFile, role: Role, index: int) -> Process:
-    section = {"learner": run.learner, "rollout": run.rollout, "reward": run.reward}[role]
+    section = {"learner": run.learner, "rollout": run.rollout, "reward": run.reward, "ranks": run.learner}[role]
     assert section is not None, "a run without a reward section has no reward processes"
     name = name_of(role, index)
     config = {key: value for key, value in section.model_dump(mode="json").items() if key not in OF_LAUNCHER}
@@ -104,6 +135,7 @@ def _process(run: RunFile, role: Role, index: int) -> Process:
         wants=run.learner.address if role == "learner" and "address" in run.learner.model_fields_set else "",
         wants_metrics=_wants_metrics(run, section),
         needs=(LEARNER, *rewards) if role == "rollout" else (),
+        arguments=("--gateway-only",) if role == "learner" and len(run.ranks_by_machine()) > 1 else (),
         gpus=_gpus(run, role, index),
         restart=role != "learner",
         security=resolve(run.security),

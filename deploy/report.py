@@ -141,13 +141,19 @@ def _summary(run_dir: Path, lines: list[Metrics], steps: list[Metrics]) -> str:
         ("minutes from first to last step", number(minutes)),
         ("last version, lineage", f"{last.get('version')}, {last.get('lineage')}"),
         ("reward, first and last step", f"{number(steps[0].get('reward_mean') or 0)}, {number(last.get('reward_mean') or 0)}"),
-        ("groups leased, trained, open", f"{last.get('leased_groups')}, {last.get('trained_groups')}, {last.get('open_groups')}"),
+        ("groups leased, trained, dropped, open", _groups(last)),
         ("written", time.strftime("%Y-%m-%d %H:%M:%S")),
     ]
     result = run_dir / "result.json"
     if result.is_file():
         rows += [(key.replace("_", " "), value) for key, value in json.loads(result.read_text()).items()]
     return _table(rows)
+
+
+def _groups(last: Metrics) -> str:
+    """After the last step. Its line was written when its batch was taken, so the groups of that batch count as open there."""
+    closed = len(last.get("groups") or ())
+    return f"{last.get('leased_groups')}, {last.get('trained_groups', 0) + closed}, {sum((last.get('dropped') or {}).values())}, {last.get('open_groups', 0) - closed}"
 
 
 def _staleness(steps: list[Metrics]) -> str:

@@ -13,11 +13,15 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from deploy.checks import contradictions
-from deploy.cluster.apply import fill, layout_mistakes
+from deploy.cluster.apply import fill, layout_mistakes, ranks_by_machine
 from deploy.cluster.config import ClusterConfig, Roles, Scale
+from deploy.cluster.devices import devices_of
 from deploy.cluster.dimensions import cuts_of
+from deploy.cluster.fits import memory_mistakes
+from deploy.lines import lines_of, located
 from deploy.mistakes import Mistakes, of_validation
 from learner.config import LearnerConfig, Section
+from protos import yaml_text
 from protos.security import SecurityConfig
 from protos.stacks import RUN_VARIABLE
 from reward_server.config import RewardConfig
@@ -53,6 +57,18 @@ class Placement(Section):
     reward_gpus: tuple[tuple[int, ...], ...] = Field((), description="a list for each reward server")
 
 
+class ModelSizes(Section):
+    """Sizes of a model that is not in a folder here. Example: `{parameters_b: 13, layers: 40, hidden: 5120, heads: 40, vocab: 32000}`"""
+
+    parameters_b: float = Field(gt=0, description="billions")
+    layers: Replicas
+    hidden: Replicas
+    heads: Replicas
+    kv_heads: Replicas | None = Field(None, description="None: as many as heads")
+    head_width: Replicas | None = Field(None, description="None: hidden / heads")
+    vocab: Replicas
+
+
 class Observability(Section):
     """How a run is watched (docs/operating.md)."""
 
@@ -79,9 +95,14 @@ class RunFile(Section):
     reward: RewardSection | None = Field(None, description="None: rollout.rewards names servers that run elsewhere")
     cluster: ClusterConfig | None = Field(None, description="None: this machine, as `placement` says")
     roles: Roles | None = Field(None, description="with cluster only")
+    model_sizes: dict[str, ModelSizes] = Field({}, description="of models that are named by hub id, for the estimates of memory and speed")
     placement: Placement = Placement()
     observability: Observability = Observability()
     security: SecurityConfig = Field(SecurityConfig(), description="of every service of the run")
+
+    def ranks_by_machine(self) -> list[int]:
+        """Ranks of the learner on each machine; one number: they are the learner's own children."""
+        return [self.learner.trainer.ranks] if self.cluster is None or self.roles is None else ranks_by_machine(self.cluster, self.roles)
 
     def num_gpus(self) -> dict[str, int]:
         """GPUs of one process, by its role among processes; without `cluster` none are known."""
@@ -89,18 +110,19 @@ class RunFile(Section):
             return {}
         cuts, found = cuts_of(self.cluster, self.roles), {}
         if self.roles.actor.gpu_group:
-            found["learner"] = cuts["actor"]["shard"]
+            ranks = self.ranks_by_machine()
+            found["ranks" if len(ranks) > 1 else "learner"] = ranks[0]
         if self.roles.rollout.gpu_group:
             found["rollout"] = cuts["rollout"]["tensor"]
         if self.roles.reward_model is not None and self.roles.reward_model.gpu_group:
-            found["reward"] = 1
+            found["reward"] = len(devices_of(self.cluster)[self.roles.reward_model.gpu_group]) // cuts["reward_model"]["data"]
         return found
 
     def machines_of(self) -> dict[str, str]:
         """Node group of each role among processes; missing: any machine."""
         if self.cluster is None or self.roles is None:
             return {}
-        roles = {"learner": self.roles.actor, "rollout": self.roles.rollout, "reward": self.roles.reward_model}
+        roles = {"learner": self.roles.actor, "ranks": self.roles.actor, "rollout": self.roles.rollout, "reward": self.roles.reward_model}
         places = {name: self.cluster.gpu_groups[role.gpu_group].nodes if role.gpu_group else role.node_group for name, role in roles.items() if role is not None}
         return {name: place for name, place in places.items() if place}
 
@@ -114,13 +136,18 @@ class RunFile(Section):
 
 def load(path: Path, *, overrides: dict[str, Any] | None = None) -> RunFile:
     """The run described by `path`, with dotted `overrides` on top. Raises Mistakes."""
-    return parse(read_yaml(path), where=str(path), overrides=overrides)
+    content = read_yaml(path)
+    try:
+        return parse(content, where=str(path), overrides=overrides)
+    except Mistakes as mistakes:
+        lines = lines_of(path.read_text())
+        raise Mistakes([located(line, str(path), lines) for line in mistakes.lines]) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A file's mapping. Raises Mistakes when it cannot be read or is something else."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml_text.read(path.read_text())
     except OSError as error:
         raise Mistakes([f"{path}: cannot be read: {error.strerror}; give the path of a YAML file"]) from None
     except UnicodeDecodeError as error:
@@ -142,7 +169,7 @@ def parse(content: dict[str, Any], *, where: str, overrides: dict[str, Any] | No
         run = RunFile.model_validate(content)
     except ValidationError as error:
         raise of_validation(error, where) from None
-    mistakes = contradictions(run.learner, run.rollout, run.reward, run.placement)
+    mistakes = [*contradictions(run.learner, run.rollout, run.reward, run.placement), *(memory_mistakes(run) if run.cluster else [])]
     if mistakes:
         raise Mistakes([f"{where}: {line}" for line in mistakes])
     return run

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from deploy.mistakes import Mistakes, of_validation
 from deploy.schema import read_yaml, with_overrides
 from learner.config import LearnerConfig
+from protos import yaml_text
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
 
@@ -45,18 +46,9 @@ def parse_sets(words: list[str]) -> dict[str, Any]:
 
 def _value(text: str) -> Any:
     try:
-        return float(text) if _is_exponent(text) else yaml.safe_load(text)
+        return yaml_text.read(text)
     except yaml.YAMLError:
         return text
-
-
-def _is_exponent(text: str) -> bool:
-    """YAML 1.1 reads 1e-5 as a string: it wants 1.0e-5."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "e" in text.lower() and text.lower() not in ("inf", "-inf")
 
 
 def parse_scorers(words: list[str]) -> list[dict[str, Any]]:

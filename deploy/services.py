@@ -14,11 +14,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from deploy.processes import MODULES, Process, Where, configured, environment_of, name_of
+from deploy.processes import Process, Where, command_of, configured, environment_of
 from deploy.schema import RunFile
-from learner.config import LearnerConfig
 from protos.security import OPEN, Security
 
 LOOPBACK = "127.0.0.1"
@@ -57,7 +55,7 @@ def local_service(run: RunFile, process: Process, own: Where, others: Mapping[st
     write_atomically(file, json.dumps(configured(process, own, others), indent=2) + "\n")
     return Service(
         name=process.name,
-        command=(sys.executable, "-m", MODULES[process.role], "--config", str(file)),
+        command=(sys.executable, "-m", *command_of(process, own, others), "--config", str(file)),
         log=process.log,
         address=own.address,
         metrics_address=own.metrics,
@@ -66,24 +64,6 @@ def local_service(run: RunFile, process: Process, own: Where, others: Mapping[st
         security=process.security,
         grace_s=process.grace_s,
     )
-
-
-def describe(run: RunFile) -> dict[str, Any]:
-    """What would be started, as plain data, for --dry-run: nothing is written."""
-    num_rewards = run.reward.replicas if run.reward else 0
-    return {
-        "run_dir": str(run.run_dir),
-        "processes": ["learner", *(name_of("rollout", index) for index in range(run.rollout.replicas)), *(name_of("reward", index) for index in range(num_rewards))],
-        "groups_open_at_most": max_open_groups(run.learner),
-        "samples_a_step": run.learner.groups_per_step * (run.learner.sampling.group_size + (run.learner.algorithm.advantage.kind == "greedy_baseline")),
-        "run": run.model_dump(mode="json"),
-    }
-
-
-def max_open_groups(learner: LearnerConfig) -> int:
-    """(S + 1) * P - (W - 1), see docs/staleness.md; with an adaptive S at its highest."""
-    staleness = learner.staleness
-    return (staleness.highest + 1) * learner.groups_per_step - (staleness.window - 1)
 
 
 def fixed(address: str, free: str) -> str:

@@ -6,6 +6,7 @@ Starts the three services, trains actor and critic on the built-in sums (or your
 from __future__ import annotations
 
 import argparse
+import sys
 
 import headrace
 
@@ -20,7 +21,16 @@ def main() -> None:
     parser.add_argument("--prompts", help="JSONL file of your own")
     parser.add_argument("--reward", help='what scores it: a built-in name or "module:function"')
     options = parser.parse_args()
-    trainer = headrace.PPOTrainer(
+    try:
+        result = train(options)
+    except (ValueError, RuntimeError) as error:  # a mistake in what was given, or a run that failed: both say what to do
+        sys.exit(f"train_ppo: {error}")
+    rewards = [step["reward_mean"] for step in result.metrics]
+    print(f"mean reward of the first and the last step: {rewards[0]:.3f} {rewards[-1]:.3f}; the model is in {result.model}")
+
+
+def train(options: argparse.Namespace) -> headrace.Result:
+    return headrace.PPOTrainer(
         model_name=options.model,
         num_gpus=options.gpus,
         batch_size=options.batch_size,
@@ -30,11 +40,8 @@ def main() -> None:
         steps=options.steps,
         sampling={"max_new_tokens": min(16, options.sequence_length // 2)} if options.prompts is None else {},  # sums have short answers
         optimizer={"lr": 5e-6, "warmup_updates": 2},
-        critic={"warmup_steps": 2, "optimizer": {"lr": 2e-5}},
-    )
-    result = trainer.train()
-    rewards = [step["reward_mean"] for step in result.metrics]
-    print(f"mean reward of the first and the last step: {rewards[0]:.3f} {rewards[-1]:.3f}; the model is in {result.model}")
+        critic={"warmup_steps": max(0, min(2, options.steps - 1)), "optimizer": {"lr": 2e-5}},
+    ).train()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from learner.process import complain, log_to_stderr, read_config
-from learner.supervisor import Supervisor, claimed, prepare
+from learner.supervisor import Supervisor, claimed, last_words, prepare
 from protos import faultpoints, stacks
 from protos.security import resolve
 
@@ -18,15 +18,17 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of LearnerConfig")
     parser.add_argument("--gateway-only", action="store_true", help="keep the gateway only: the ranks are started by torchrun, `torchrun ... -m learner.trainer --config FILE`")
     arguments = parser.parse_args()
-    log_to_stderr()
     stacks.answering()
     try:
+        log_to_stderr()
         faultpoints.check()
         config = read_config(arguments.config)
         resolve(config.security, address=config.address)  # its mistakes are told before anything is started
         with claimed(config.run_dir):
             config, resolved = prepare(config)
-            return asyncio.run(Supervisor(config, resolved, gateway_only=arguments.gateway_only).run())
+            code = asyncio.run(Supervisor(config, resolved, gateway_only=arguments.gateway_only).run())
+            sys.stderr.write(f"{last_words(config)}\n")
+            return code
     except ValueError as error:
         return complain(str(error))
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
-from protos import mistakes
+from protos import logs, mistakes, yaml_text
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 USER_MISTAKE = 2  # exit code: starting again would not help
@@ -50,7 +50,8 @@ def next_incarnation(run_dir: Path, before: int = 0) -> int:
 
 def log_to_stderr() -> None:
     """`HH:MM:SS name level message`, a line each."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(level=logs.level(), stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # transformers imports it wherever it is installed, and it tells of kernels that this machine has no use for
 
 
 def complain(message: str) -> int:
@@ -64,7 +65,7 @@ def complain(message: str) -> int:
 def read_config(path: Path) -> LearnerConfig:
     """A YAML or JSON file. Raises ValueError with one line for each mistake, naming file, key, value and rule."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml_text.read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot be read as YAML or JSON: {mistakes.one_line(error)}; correct that place, or give another file") from None
     if not isinstance(values, dict):

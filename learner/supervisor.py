@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -71,6 +72,15 @@ def claimed(run_dir: Path, who: str = "learner") -> Iterator[None]:
         except BlockingIOError:
             raise ValueError(f"run_dir: {run_dir} is in use by another {who}; stop that one, or use another run_dir") from None
         yield
+
+
+def last_words(config: LearnerConfig) -> str:
+    """How far a run came, where it lies, and what to do next: a learner does not end without a word."""
+    file = config.run_dir / "metrics.jsonl"
+    steps = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}") and '"evaluation"' not in line] if file.is_file() else []
+    step = int(steps[-1]["step"]) if steps else 0
+    after = f"headrace report {config.run_dir}" if step >= config.steps else "the same command goes on"
+    return f"the learner has left after step {step} of {config.steps}; run folder {config.run_dir}; next: {after}"
 
 
 def _unusable(run_dir: Path, error: OSError) -> ValueError:

@@ -1,8 +1,8 @@
 """Named points at which a test makes a process die, stop or fail. Without the variables below every point is a no-op.
 
 HEADRACE_FAULT="POINT=ACTION[@N]": at the N-th passage (1 by default) of POINT the process does ACTION:
-`kill` (SIGKILL to itself), `stop` (SIGSTOP to its whole session), `raise` (RuntimeError), `full` (OSError: no space left), `slow:SECONDS` (sleeps
-at that passage and at every later one, as a slow disk would).
+`kill` (SIGKILL to itself), `stop` (SIGSTOP to its whole session), `raise` (RuntimeError), `full` (OSError: no space left), `hang` (this
+thread goes no further; the rest of the process lives), `slow:SECONDS` (sleeps at that passage and at every later one, as a slow disk would).
 HEADRACE_FAULT_ONCE=FILE: made when the fault fires; where it exists nothing fires, so that a restarted process lives.
 HEADRACE_FAULT_FILE=FILE: read at each passage; where it holds POINT=ACTION of the point that is passed, the first process to come
 by takes the file away and does ACTION: so a test plants faults in processes that run already (`plant`).
@@ -41,9 +41,10 @@ POINTS = MappingProxyType(
         # replica
         "receive_bucket": "a replica has received a bucket of a weight update",
         "before_submit": "a replica has a scored sample and has not sent it",
+        "engine_step": "the engine's process is about to compute a step (its worker; with several each passes it)",
     }
 )
-ACTIONS = ("kill", "stop", "raise", "full", "slow:SECONDS")
+ACTIONS = ("kill", "stop", "raise", "full", "hang", "slow:SECONDS")
 FAULT, ONCE, FILE = "HEADRACE_FAULT", "HEADRACE_FAULT_ONCE", "HEADRACE_FAULT_FILE"
 _passages: dict[str, int] = {}
 
@@ -59,6 +60,11 @@ def parse(setting: str) -> tuple[str, str, int]:
     if not (count or "1").isdigit() or int(count or 1) < 1:
         raise ValueError(f"{FAULT}={setting}: passage {count!r} is not a number from 1")
     return name, action, int(count or 1)
+
+
+def planted() -> bool:
+    """Whether any fault may fire in this process, so that a hot path is left alone otherwise."""
+    return bool(os.environ.get(FAULT, "") or os.environ.get(FILE, ""))
 
 
 def check() -> None:
@@ -130,6 +136,9 @@ def _fire(name: str, action: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
         os.killpg(os.getsid(0), signal.SIGSTOP)
+    elif action == "hang":
+        while True:
+            time.sleep(3600)
     elif _is_slow(action):
         time.sleep(float(action.partition(":")[2]))
     elif action == "full":

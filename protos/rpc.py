@@ -7,7 +7,9 @@ running calls end. `channel` opens a client. `deadline_s` is the one table of de
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,23 @@ def blocking_channel(address: str, security: Security = OPEN) -> grpc.Channel:
     return grpc.intercept_channel(opened, BlockingBearer(security.token)) if security.token else opened
 
 
+def why_taken(address: str) -> str:
+    """Why nobody else could listen on host:port; empty: somebody could, or the host is a name, which gRPC resolves."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return ""
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
 class Server:
     """A grpc.aio server with health. Serving starts with `start`; `stop` says NOT_SERVING, waits, then closes.
 
@@ -116,6 +135,8 @@ class Server:
         """Binds and serves, with health NOT_SERVING until `ready`. Raises ValueError naming the address when it cannot be bound."""
         if not self._address.startswith("unix:"):
             check_address("address", self._address, may_be_free=True)
+        if why := why_taken(self._address):  # gRPC would tell the same on standard error once more
+            raise ValueError(f"cannot listen on {self._address}: {why}; choose another port or stop what holds it")
         try:
             self.port = self._bind()
         except RuntimeError as error:
@@ -149,10 +170,10 @@ class Server:
         first = grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())])
         return grpc.dynamic_ssl_server_credentials(first, read)  # type: ignore[arg-type]  # None is "unchanged", which its stubs leave out
 
-    async def ready(self, serving: bool = True) -> None:
-        """Sets what health checks answer."""
+    async def ready(self, serving: bool = True, *, service: str = "") -> None:
+        """Sets what health checks answer, those that name no service or those of `service`."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", status)
+        await self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING, no new calls, running ones get `grace_s` to end."""

@@ -16,7 +16,7 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import mistakes, rpc, stacks
+from protos import logs, mistakes, rpc, stacks, yaml_text
 from protos.exporting import Exporter
 from protos.resources import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
@@ -36,7 +36,7 @@ USER_MISTAKE = 2
 def load_config(path: Path) -> RewardConfig:
     """The configuration in a file. Raises ValueError, one line for each mistake: file, key, value, rule."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml_text.read(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -108,9 +108,9 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON of RewardConfig")
     parser.add_argument("--address-file", type=Path, help="written with host:port once it serves")
     options = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     stacks.answering()
     try:
+        logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         uvloop.run(serve(load_config(options.config), options.address_file, lambda: load_config(options.config)))
     except ValueError as error:
         for line in str(error).splitlines():

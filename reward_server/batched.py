@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -62,7 +62,7 @@ class Batched:
             return
         try:
             results = await self._call([item for item, _ in taken], [answer for _, answer in taken])
-        except Exception as error:  # supervised edge: it is the outcome of the item, or of each
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # supervised edge: it is the outcome of the item, or of each
             if len(taken) == 1:
                 _settle(taken[0][1], error)
                 return
@@ -79,14 +79,15 @@ class Batched:
             results = await self._function(*columns)
         else:
             results = await self._in_thread(columns, answers)
-        if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(items):
-            said = f"{len(results)} results" if isinstance(results, Sequence) and not isinstance(results, str) else f"a {type(results).__name__}"
+        listed = None if isinstance(results, (str, bytes, Mapping)) or not isinstance(results, Iterable) else list(results)  # arrays and tensors, too
+        if listed is None or len(listed) != len(items):
+            said = f"a {type(results).__name__}" if listed is None else f"{len(listed)} results"
             raise ValueError(f"a batch scorer returns a list with one result for each item; for {len(items)} items it returned {said}")
-        return list(results)
+        return listed
 
     async def _in_thread(self, columns: tuple[list[Any], ...], answers: Sequence[asyncio.Future[Any]]) -> Any:
         """A thread cannot be killed, but its process can: once nobody waits for any of the items, the process ends and is replaced."""
-        running = asyncio.get_running_loop().run_in_executor(self._thread, self._function, *columns)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, self._called, *columns)
         while not running.done():
             await asyncio.wait({running, *(answer for answer in answers if not answer.done())}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done() and all(answer.done() for answer in answers):
@@ -94,6 +95,13 @@ class Batched:
                 if not running.done():
                     os._exit(1)
         return running.result()
+
+    def _called(self, *columns: list[Any]) -> Any:
+        """In the thread. A future cannot hold StopIteration, which a bare `next()` raises: it would be waited for without end."""
+        try:
+            return self._function(*columns)
+        except StopIteration as error:
+            raise RuntimeError("StopIteration: next() of something that has no more items") from error
 
 
 def _settle(answer: asyncio.Future[Any], result: Any) -> None:

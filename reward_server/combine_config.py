@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -70,6 +70,12 @@ class RouteConfig(_Combine):
     field: Name = Field(description="for instance the data set's name")
     to: dict[str, Name] = Field(min_length=1, description="scorer for each value of the field")
     otherwise: str = Field("", description="scorer for other values and records without the field; empty: these are unscored (refused)")
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _plain_keys(cls, to: Any) -> Any:
+        """YAML reads 7 and true as themselves; the record's field is compared as Python writes it."""
+        return {str(key) if isinstance(key, int) else key: name for key, name in to.items()} if isinstance(to, dict) else to
 
 
 CombineConfig = Annotated[SumConfig | ProductConfig | GateConfig | ClipConfig | NormaliseConfig | RouteConfig, Field(discriminator="op")]

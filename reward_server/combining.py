@@ -7,7 +7,7 @@ is trained on and logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ class Sum:
     weights: Mapping[str, float]
 
     def decide(self, known: Known, fields: Mapping[str, Any]) -> Needed | float | Unscored:
-        return _missing(known, *self.weights) or math.fsum(weight * known[name].value for name, weight in self.weights.items())
+        return _missing(known, *self.weights) or _total([weight * known[name].value for name, weight in self.weights.items()])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class Normalise:
     """(x − mean) ÷ population standard deviation, of the scores so far, x included, with exponential forgetting.
 
     West 1979, "Updating mean and variance estimates", with weights that halve every `halflife` scores. Example: 1, then 3, no forgetting:
-    the second has mean 2 and deviation 1 and becomes 1.
+    the second has mean 2 and deviation 1 and becomes 1. A score so large that the statistics would overflow is none (NaN), and they forget it.
     """
 
     of: str
@@ -97,17 +97,21 @@ class Normalise:
         if missing := _missing(known, self.of):
             return missing
         value = known[self.of].value
-        self._note(value)
+        if not self._note(value):
+            return math.nan
         deviation = self.deviation if self.num_seen > self.warm_up else 1.0
         return (value - self.mean) / deviation if deviation > _LEAST_DEVIATION else 0.0
 
-    def _note(self, value: float) -> None:
+    def _note(self, value: float) -> bool:
+        """Whether the statistics can hold the score; if not, they stay as they were."""
         keep = 0.5 ** (1.0 / self.halflife)
-        self.num_seen += 1
-        self._weight = self._weight * keep + 1.0
-        off = value - self.mean
-        self.mean += off / self._weight
-        self._squares = self._squares * keep + off * (value - self.mean)
+        weight, off = self._weight * keep + 1.0, value - self.mean
+        mean = self.mean + off / weight
+        squares = self._squares * keep + off * (value - mean)
+        if not (math.isfinite(mean) and math.isfinite(squares)):
+            return False
+        self.num_seen, self._weight, self.mean, self._squares = self.num_seen + 1, weight, mean, squares
+        return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +142,14 @@ def outcome_of(value: float, known: Known) -> Outcome:
     if not math.isfinite(value):
         return Unscored(f"the scores {({name: scored.value for name, scored in known.items()})} combine to {value}", "non_finite")
     return Scored(value=value, parts=parts)
+
+
+def _total(terms: Sequence[float]) -> float:
+    """Their sum, exactly rounded; infinite or NaN where it overflows (fsum raises then)."""
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):
+        return sum(terms)
 
 
 def _missing(known: Known, *names: str) -> Needed:

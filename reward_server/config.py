@@ -37,6 +37,8 @@ class ScorerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _one_kind(self) -> ScorerConfig:
+        if not self.name.isprintable():
+            raise ValueError(f"scorer {self.name!r}: a name is one line of printable characters, since tables, logs and metrics show it; write another")
         given = [kind for kind in KINDS if getattr(self, kind)]
         if len(given) != 1:
             raise ValueError(f"scorer {self.name!r} has {' and '.join(given) or 'none'} of {', '.join(KINDS)}: exactly one says what scores; {'keep one' if given else 'add one, for instance use: exact'}")

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reward_server import scorers
 from reward_server.batched import Batched, is_batch
+from reward_server.outcome import clean
 
 ENTRY_POINTS = "headrace.scorers"
 ScoreFunction = Callable[[str, Any, dict[str, Any]], Any]  # of prompt, completion (of a scorer of groups: a list of them), fields
@@ -64,11 +65,18 @@ def _built_in(name: str) -> tuple[Callable[..., Any], Callable[..., None] | None
     if name not in scorers.NAMES:
         if found := _entry_point(name):
             return _user_function(found)
-        near = difflib.get_close_matches(name, scorers.NAMES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f'{name!r} is no built-in scorer{hint} Known: {", ".join([*scorers.NAMES, *_entry_points()])}; a function of yours is "module:function"')
+        raise ValueError(unknown(name))
     module = importlib.import_module(f"reward_server.scorers.{name}")
     return module.score, getattr(module, "check", None)
+
+
+def unknown(name: str) -> str:
+    """What is wrong with a scorer's name that is no "module:function"; empty: it is a built-in, or an installed package's."""
+    if name in scorers.NAMES or name in _entry_points():
+        return ""
+    near = difflib.get_close_matches(name, scorers.NAMES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f'{name!r} is no built-in scorer{hint} Known: {", ".join([*scorers.NAMES, *_entry_points()])}; a function of yours is "module:function"'
 
 
 def _entry_points() -> dict[str, set[str]]:
@@ -144,7 +152,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+    return clean((inspect.getdoc(function) or "").partition("\n")[0])
 
 
 def _version(function: Callable[..., Any]) -> str:

@@ -74,6 +74,7 @@ class _Scorer:
         self._limit_s = limit_s
         self._running: dict[int, asyncio.Task[Answered]] = {}  # async calls by seq
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
 
     def answer_all(self, items: list[tuple[int, str, Completion, bytes]]) -> None:
         """Answers each item of a batch."""
@@ -159,7 +160,7 @@ class _Scorer:
             return Unscored(f"no answer within limit_s={self._limit_s:g}", "timeout") if limit.expired() else _raised(error)
 
     async def _beat(self) -> None:
-        while True:
+        while os.getpid() == self._pid:
             self._inbox.connection.sendall(channel.encode([]))
             await asyncio.sleep(BEAT_S)
 
@@ -170,6 +171,8 @@ class _Scorer:
         return self._loop
 
     def _answer(self, seq: int, outcome: Answered) -> None:
+        if os.getpid() != self._pid:  # a child that the function forked and that came back from it: the answer is its parent's to give
+            os._exit(0)
         self._inbox.connection.sendall(channel.encode(channel.answer(seq, outcome)))
 
 

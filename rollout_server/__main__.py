@@ -17,16 +17,17 @@ import uvloop
 import yaml
 from pydantic import ValidationError
 
-from protos import faultpoints, mistakes, stacks
+from protos import faultpoints, logs, mistakes, stacks, yaml_text
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
+from rollout_server.engines import Engines
 
 
 def load_config(path: Path) -> RolloutConfig:
     """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml_text.read(path.read_text())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -40,14 +41,22 @@ def load_config(path: Path) -> RolloutConfig:
 
 
 def make_engine(config: RolloutConfig, folder: Path) -> Engine:
-    """The engine that is configured; imports no other. Raises ValueError for a folder that cannot be served."""
+    """The engine that is configured, or several; imports no other. Raises ValueError for a folder that cannot be served."""
+    if config.engines == 1:
+        return make_one_engine(config, folder, 0)
+    each = [make_one_engine(config, folder, number) for number in range(config.engines)]
+    return Engines(each, num_seqs=config.max_num_seqs, num_workers=config.num_workers // config.engines)
+
+
+def make_one_engine(config: RolloutConfig, folder: Path, number: int) -> Engine:
+    """The number-th of a server's engines."""
     if config.engine == "small":
         from rollout_server.small_engine import SmallEngine
 
         return SmallEngine(config, folder)
     from rollout_server.vllm_engine import VllmEngine
 
-    return VllmEngine(config, folder)
+    return VllmEngine(config, folder, number=number)
 
 
 def check_addresses(config: RolloutConfig) -> None:
@@ -78,9 +87,9 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file of RolloutConfig")
     parser.add_argument("--address-file", type=Path, help="gets host:port once the service listens")
     arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     stacks.answering()
     try:
+        logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         faultpoints.check()
         uvloop.run(serve(load_config(arguments.config), arguments.address_file))
     except ValueError as error:

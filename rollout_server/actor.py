@@ -14,8 +14,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
 from rollout_server.engine import Delta, EngineUnavailableError, SamplingSpec
 from rollout_server.environments.interface import Task
 from rollout_server.episodes import Episodes
-from rollout_server.exchange import GivenUp, unusable
+from rollout_server.exchange import GivenUp
 from rollout_server.fields import plain
 from rollout_server.leased_draw import LeasedDraw
 from rollout_server.played import given_reward, trajectory_of, with_messages
@@ -40,6 +40,7 @@ from rollout_server.scoring import Scoring
 from rollout_server.submitting import Finished, Submitting
 from rollout_server.together import GroupScoring, Rewards, Together
 from rollout_server.tokens import Tokens
+from rollout_server.usable import unusable_reason
 from rollout_server.wire import FINISH, drawing_of, sampling_spec, version_spans
 
 logger = logging.getLogger("headrace.rollout.actor")
@@ -85,6 +86,7 @@ class Actor:
         self._who = who
         self._groups: dict[str, _Group] = {}
         self._drawing: set[tuple[str, int]] = set()  # samples that have or want a place in the engine
+        self._num_given = 0  # of these, those that the engine has
         self._me: Who | None = None  # as whom the last lease was asked for
         self._group_size = replica.max_num_seqs  # of the newest lease; before the first, one group is taken to fill the engine
         self._changed = asyncio.Event()
@@ -120,7 +122,7 @@ class Actor:
 
     def _num_free(self) -> int:
         running = max(len(self._drawing), self._replica.engine.stats().num_running)
-        return self._replica.max_num_seqs - running
+        return self._replica.limit - running
 
     async def _room(self) -> Who:
         """Waits until the replica may lease and the engine has room for a group."""
@@ -129,7 +131,7 @@ class Actor:
             if who is not None and self._replica.state == rollout_pb2.REPLICA_STATE_SERVING:
                 max_num_seqs = self._replica.max_num_seqs
                 max_groups = 4 * math.ceil(max_num_seqs / self._group_size) + 4
-                fits = self._num_free() >= min(self._group_size, max_num_seqs)
+                fits = self._num_free() >= min(self._group_size, self._replica.limit)
                 if fits and len(self._groups) < max_groups:
                     self._me = who
                     return who
@@ -157,7 +159,7 @@ class Actor:
 
     def _take(self, lease: learner_pb2.Lease) -> None:
         if lease.purpose != learner_pb2.LEASE_PURPOSE_EVALUATION:  # rooms are counted in training groups
-            self._group_size = max(1, lease.group_size)
+            self._group_size = self._replica.want = max(1, lease.group_size)
         group = self._groups.get(lease.group_id)
         if group is None:
             group = self._groups[lease.group_id] = _Group(lease=lease, together=self._together(lease))
@@ -204,7 +206,9 @@ class Actor:
 
     async def _produce(self, group: _Group, index: int) -> None:
         lease = group.lease
-        spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index))
+        spec = sampling_spec(lease.sampling, seed=sample_seed(lease.sampling.seed, index), end_token=self._tokens.end_token)
+        if lease.purpose != learner_pb2.LEASE_PURPOSE_EVALUATION:
+            spec.check_trainable()
         if index in lease.greedy:
             spec = replace(spec, temperature=0.0, top_p=1.0, top_k=0)
         fields = plain(lease.fields)
@@ -293,7 +297,7 @@ class Actor:
             self._serial += 1
             drawing.begin(f"{group.lease.group_id}/{index}/{self._serial}")
             try:
-                with self._replica.tally.drawing.of(1):
+                with self._replica.tally.drawing.of(1), self._given():
                     async with aclosing(self._replica.generate([*prompt_ids, *drawing.token_ids], rest, drawing.request_id, stream=False)) as deltas:
                         last = await anext(deltas)
             except EngineUnavailableError as error:
@@ -306,9 +310,22 @@ class Actor:
                 return None
         return drawing.whole() if drawing.finish is not None else None
 
+    @contextmanager
+    def _given(self) -> Iterator[None]:
+        """One sample is with the engine."""
+        self._num_given += 1
+        try:
+            yield
+        finally:
+            self._num_given -= 1
+            self._changed.set()
+
     async def _until_loaded(self, least_version: int) -> bool:
         """Whether it may be drawn now (drawing earlier would break the staleness bound by one); False once the replica drains."""
         while not self._replica.draining:
+            if self._num_given >= self._replica.limit:  # a group may be larger than what fits: the rest follows as places are free
+                await self._wait(_PAUSE_S)
+                continue
             if self._replica.engine.loaded_version >= least_version and self._replica.state == rollout_pb2.REPLICA_STATE_SERVING:
                 return True
             await asyncio.sleep(_POLL_S)
@@ -319,7 +336,7 @@ class Actor:
         assert last.finish is not None and last.token_ids, "a finished sample has at least one token"
         rest = pb.Trajectory(
             group_id=lease.group_id, sample_index=index, spans=version_spans(last.spans), finish_reason=FINISH[last.finish],
-            unusable_reason=unusable(last.token_ids, last.logprobs, self._tokens.size), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
+            unusable_reason=unusable_reason(last.token_ids, last.logprobs, num_known=self._tokens.size), replica_id=self._me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s,
         )  # fmt: skip
         payload = encoded(rest, prompt_ids=unpack(lease.prompt_ids), completion_ids=last.token_ids, logprobs=last.logprobs, text=text)
         return Finished(run_id=self._me.run_id, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=payload)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rollout_server.latency import Latency
 from rollout_server.spans import Span
 from rollout_server.weights.driver import Updatable
 
@@ -28,6 +30,9 @@ class SamplingSpec:
     max_new_tokens: int  # at least 1
     stop_token_ids: tuple[int, ...] = ()  # any of these ends the sample and stays in it
     seed: int = 0
+    bad_words: tuple[str, ...] = ()  # never drawn, as the tokenizer cuts them
+    regex: str = ""  # what the whole completion matches; empty: anything
+    json_schema: str = ""  # JSON text of a schema that the whole completion follows; empty: anything
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -40,6 +45,31 @@ class SamplingSpec:
             raise ValueError(f"top_k={self.top_k} must be at least 0; 0 keeps the whole vocabulary")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+        self._check_cuts()
+
+    def _check_cuts(self) -> None:
+        if not all(self.bad_words):
+            raise ValueError(f"bad_words={list(self.bad_words)} holds an empty word, which would forbid everything; leave it out")
+        if self.regex and self.json_schema:
+            raise ValueError("regex and json_schema are both set; a completion follows one of them")
+        if self.json_schema:
+            try:
+                schema = json.loads(self.json_schema)
+            except ValueError as error:
+                raise ValueError(f"json_schema is no JSON: {error}") from None
+            if not isinstance(schema, dict):
+                raise ValueError(f"json_schema must be a JSON object, got {type(schema).__name__}")
+
+    @property
+    def guided(self) -> bool:
+        """Whether a grammar says what may come next; then the model's end token must be among stop_token_ids."""
+        return bool(self.regex or self.json_schema)
+
+    def check_trainable(self) -> None:
+        """Raises ValueError for a distribution that a learner cannot evaluate: one that is cut where only the engine knows."""
+        cuts = [name for name, there in (("top_p", self.top_p != 1), ("top_k", self.top_k), ("bad_words", self.bad_words), ("regex", self.regex), ("json_schema", self.json_schema)) if there]
+        if cuts:
+            raise ValueError(f"{', '.join(cuts)} cut the distribution, and the learner evaluates the whole vocabulary's: such samples cannot be trained on; leave them out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +97,8 @@ class EngineStats:
     kv_use: float | None = None  # share of the KV cache in use, 0 to 1; None: it does not tell
     num_drawn: int | None = None  # tokens that left the model since start, handed out or not; None: as num_tokens
     num_preempted: int | None = None  # requests that lost their KV cache, since start; None: it does not tell
+    num_prefix_tokens: int | None = None  # prompt tokens looked up in the prefix cache, since start; None: it does not tell
+    num_prefix_hit_tokens: int | None = None  # of these, those found there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +125,7 @@ class Engine(Updatable, Protocol):
         """Loads the base weights. Raises ValueError when the model or the arguments cannot be served."""
 
     async def stop(self) -> None:
-        """Ends the engine and its processes. Idempotent."""
+        """Ends the engine and its processes. Idempotent. Requests that run end with EngineUnavailableError."""
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingSpec, request_id: str, *, stream: bool = True
@@ -117,6 +149,10 @@ class Engine(Updatable, Protocol):
         """Raises EngineUnavailableError when the engine is dead."""
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def latency(self) -> Latency:
+        """Of the engine's present life."""
 
 
 def check_prompt(prompt_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:

@@ -5,7 +5,6 @@ An environment's loop and an agent's session both work with this; they differ on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from rollout_server.dialogue import Asked, Dialogue, Message
 from rollout_server.engine import Finish
 from rollout_server.leased_draw import Draw, Watch
 from rollout_server.tokens import Tokens
+from rollout_server.usable import unusable_reason
 
 
 class OutOfRoom(Exception):
@@ -82,7 +82,7 @@ class Exchange:
         if last is None or last.finish == "abort" or last.finish is None:
             raise GivenUp
         self.is_cut = self.is_cut or (last.finish == "length" and len(last.token_ids) >= room)
-        self.unusable = self.unusable or unusable(last.token_ids, last.logprobs, self._tokens.size)
+        self.unusable = self.unusable or unusable_reason(last.token_ids, last.logprobs, num_known=self._tokens.size)
         logprobs = tuple(float(value) for value in last.logprobs)
         number = self.conversation.answer(asked.ids, ids=last.token_ids, logprobs=logprobs, spans=last.spans)
         text = self._tokens.text(last.token_ids)
@@ -91,11 +91,3 @@ class Exchange:
         self.messages = (*(asked.messages or ({"role": "user", "content": asked.text},)), said)
         return Reply(asked=asked, ids=tuple(last.token_ids), logprobs=logprobs, text=text, finish=last.finish, turn=number)
 
-
-def unusable(ids: Sequence[int], logprobs: Sequence[float], num_texts: int) -> str:
-    """Why these tokens may not be trained on; empty where they may. num_texts: ids at or above it have no text."""
-    if not all(math.isfinite(value) for value in logprobs):
-        return "non_finite_logprob"
-    if max(ids) >= num_texts:
-        return "token_without_text"  # a padding row of the embedding: no tokenizer could have made it
-    return ""

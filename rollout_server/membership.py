@@ -181,7 +181,7 @@ class Membership:
         replica, stats = self._replica, self._replica.engine.stats()
         return pb.Heartbeat(
             state=replica.state, loaded_version=replica.engine.loaded_version, num_running=stats.num_running,
-            num_free=max(0, replica.max_num_seqs - stats.num_running),
+            num_free=max(0, replica.limit - stats.num_running),
             num_tokens=stats.num_tokens, idle_s=stats.idle_s, num_drawn=stats.num_tokens if stats.num_drawn is None else stats.num_drawn,
             num_scoring=replica.tally.scoring.num_now, drawing_s=replica.tally.drawing.seconds, scoring_s=replica.tally.scoring.seconds,
             num_scored=replica.tally.num_scored, num_unscored=replica.tally.num_unscored, gpus=[_gpu(gpu) for gpu in self._gpus()],

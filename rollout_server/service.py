@@ -42,6 +42,7 @@ from rollout_server.weights.fetching import FolderSource, LearnerSource, Source
 logger = logging.getLogger("headrace.rollout.service")
 
 _ASK_AGAIN_S = 1.0
+LIVE = "live"
 HAND_BACK_S = 3.0
 GRACE_S = 20.0  # for what runs, when the process is told to stop
 
@@ -57,7 +58,7 @@ class Service:
         self._incarnation = time.time_ns()
         self._address_file = address_file
         self._stopping = asyncio.Event()
-        self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs)
+        self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs * config.engines, stall_s=config.stall_s, adapts=config.concurrency == "adaptive" and config.engine == "vllm")  # the other tells nothing to adapt to
         self.actor: Actor | None = None
         self._security = resolve(config.security, address=config.address)
         self.endpoint = endpoint_of(config, self.replica, self._tokens)
@@ -139,10 +140,10 @@ class Service:
                 task.cancel()
 
     async def _health(self) -> None:
-        """Health checks say SERVING while the engine draws for anybody."""
+        """Health checks say SERVING once a current version is loaded, those of the service "live" while the engine is up."""
         while True:
-            serving = self.replica.state in (rollout_pb2.REPLICA_STATE_SERVING, rollout_pb2.REPLICA_STATE_WAITING)
-            await self.server.ready(serving)
+            await self.server.ready(self.replica.ready)
+            await self.server.ready(self.replica.state != rollout_pb2.REPLICA_STATE_STARTING, service=LIVE)
             await asyncio.sleep(CHECK_S)
 
     # --- a learner's run
@@ -158,7 +159,7 @@ class Service:
                     return
                 await self._until_stopped(self._until_another_run())
                 if not self._stopping.is_set():
-                    await self.replica.restart("another run starts from the base weights")
+                    await self.replica.restart("another run starts from the base weights", keeps=False)
 
     def _source(self, stub: Any) -> Source:
         """Where versions come from that no push brings."""
@@ -173,11 +174,18 @@ class Service:
     async def _follow_folder(self) -> None:
         """Without a learner: serves the newest version on the shared path, for ever."""
         source = FolderSource(self.mirror, Place(self._config.weights_folder))
+        while True:
+            await self._follow_one_life(source)
+            await asyncio.sleep(CHECK_S)
+
+    async def _follow_one_life(self, source: FolderSource) -> None:
+        """Until the engine comes up anew: it has the base weights then, which a driver of the life before would not know."""
+        life = self.replica.life
         driver = self.replica.driver = UpdateDriver(self.replica.engine, source=source, committed=self.replica.tally.updated)
         driver.welcome(0)
         running = asyncio.create_task(driver.run())
         try:
-            while True:
+            while self.replica.life == life:
                 versions = await asyncio.to_thread(source.place.versions)
                 if versions and versions[-1] > driver.newest_version:
                     driver.order(learner_pb2.AttendResponse(published=learner_pb2.Published(version=versions[-1])))
@@ -252,7 +260,7 @@ class Service:
             base_weights_digest=identity.weights_digest(self._folder), tokenizer_digest=identity.tokenizer_digest(self._folder),
             template_digest=identity.template_digest(self._folder), address=self.address, transports=self._transports(),
             served_dtype=self._config.dtype, max_model_len=info.max_model_len, engine=info.name, device_uuid=info.device_uuid,
-            serves_weights=self._config.peers, num_workers=self._config.tensor_parallel, worker_device_uuids=info.worker_device_uuids, visible_device_uuids=info.visible_device_uuids,
+            serves_weights=self._config.peers, num_workers=self._config.num_workers, worker_device_uuids=info.worker_device_uuids, visible_device_uuids=info.visible_device_uuids,
         )  # fmt: skip
 
     def _transports(self) -> list[learner_pb2.Transport]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import grpc
 
 from protos.arrays import pack_floats, pack_ids, unpack
+from protos.identity import sample_seed
 from protos.rollout.v1alpha1 import rollout_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2_grpc
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -20,6 +22,7 @@ from protos.weights.mirror import Mirror
 from rollout_server.engine import EngineUnavailableError, SamplingSpec
 from rollout_server.replica import Replica
 from rollout_server.tokens import Tokens
+from rollout_server.usable import unusable_reason
 from rollout_server.weights.driver import CommitError
 from rollout_server.weights.fetching import lost, serve
 from rollout_server.wire import FINISH, effective, sampling_spec, version_spans
@@ -37,13 +40,14 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self._learner = learner
         self._refused = refused  # what the server in front has refused
         self._serial = itertools.count()
+        self._entropy = secrets.randbits(64)  # of seeds that requests leave to the server
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         try:
             prompt_ids = await self._prompt_ids(request)
-            spec = sampling_spec(request.sampling)
-            async with aclosing(self._stream(prompt_ids, spec, request.detokenize)) as responses:
+            spec = sampling_spec(request.sampling, seed=request.sampling.seed or self._fresh_seed(), end_token=self._tokens.end_token)
+            async with aclosing(self._stream(prompt_ids, spec, request)) as responses:
                 async for response in responses:
                     yield response
         except ValueError as error:
@@ -51,10 +55,15 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         except EngineUnavailableError as error:
             await _abort(context, grpc.StatusCode.UNAVAILABLE, error)
 
-    async def _stream(self, prompt_ids: list[int], spec: SamplingSpec, detokenize: bool) -> Any:
+    def _fresh_seed(self) -> int:
+        """One that no other request has, here or at another replica."""
+        return sample_seed(self._entropy, next(self._serial)) or 1
+
+    async def _stream(self, prompt_ids: list[int], spec: SamplingSpec, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         drawn: list[int] = []
+        logprobs: list[float] = []
         request_id = f"generate-{next(self._serial)}"
-        async with aclosing(self._replica.generate(prompt_ids, spec, request_id)) as deltas:
+        async with aclosing(self._replica.generate(prompt_ids, spec, request_id, stream=not request.whole)) as deltas:
             async for delta in deltas:
                 response = pb.GenerateResponse(token_ids=pack_ids(delta.token_ids), logprobs=pack_floats(delta.logprobs))
                 if not drawn:
@@ -62,11 +71,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     response.effective_sampling.CopyFrom(effective(spec, room_tokens=room_tokens))
                     response.prompt_ids.CopyFrom(pack_ids(prompt_ids))
                 drawn += delta.token_ids
-                if detokenize:
+                logprobs += delta.logprobs
+                if request.detokenize:
                     response.text = self._tokens.text(drawn)
                 if delta.finish is not None:
                     response.finish_reason = FINISH[delta.finish]
                     response.spans.extend(version_spans(delta.spans))
+                    response.unusable_reason = unusable_reason(drawn, logprobs, num_known=self._tokens.size)
                 yield response
 
     async def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:

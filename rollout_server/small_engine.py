@@ -12,6 +12,7 @@ Chosen by `engine: small` only, never by itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from protos import faultpoints
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.adapter import MergedStaging, check_fits
 from protos.weights.landing import Landing
@@ -37,13 +39,17 @@ from rollout_server.engine import (
     SamplingSpec,
     check_prompt,
 )
+from rollout_server.latency import Latency
 from rollout_server.sampling import draw
 from rollout_server.small_request import Request, deltas_of
 from rollout_server.spans import SpanTrack
+from rollout_server.tokens import Tokens
 from rollout_server.weights.driver import CommitError, CommitTimes
 
+logger = logging.getLogger("headrace.rollout.small")
 Result = TypeVar("Result")
 _POLL_S = 0.005
+_JOIN_S = 5.0  # for the step thread to end; one that hangs is left behind
 
 
 class SmallEngine:
@@ -56,10 +62,12 @@ class SmallEngine:
         self._expected = expected_tensors(folder)
         self._landing = Landing(torch.device("cpu"))
         self._model: Any = None
+        self._without_text = torch.empty(0, dtype=torch.long)
         self._info: EngineInfo | None = None
         self._loaded_version = 0
         self._meter = Meter()
         self._num_drawn = 0  # counted by the drawing thread alone
+        self.latency = Latency()
         self._wake = threading.Condition()
         self._requests: list[Request] = []
         self._calls: list[Callable[[], None]] = []
@@ -83,7 +91,8 @@ class SmallEngine:
             name="small", vocab_size=self._model.config.vocab_size, max_model_len=self._config.max_model_len,
             device_uuid="",
         )  # fmt: skip
-        self._loaded_version, self._stale, self._closing = 0, False, False
+        self._without_text = torch.tensor(Tokens(self._folder).without_text(self._info.vocab_size), dtype=torch.long)  # never drawn
+        self._loaded_version, self._stale, self._closing, self._num_drawn, self.latency = 0, False, False, 0, Latency()
         self._thread = threading.Thread(target=self._run, name="small-engine", daemon=True)
         self._thread.start()
 
@@ -92,8 +101,9 @@ class SmallEngine:
             self._closing = True
             self._wake.notify()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, _JOIN_S)
             self._thread = None
+        self._fail(EngineUnavailableError("the engine was stopped while the request ran; make it again"))
         self._landing.close()
 
     async def check(self) -> None:
@@ -109,6 +119,8 @@ class SmallEngine:
         self, prompt_ids: Sequence[int], sampling: SamplingSpec, request_id: str, *, stream: bool = True
     ) -> AsyncGenerator[Delta, None]:
         check_prompt(prompt_ids, vocab_size=self.info.vocab_size, max_model_len=self.info.max_model_len)
+        if sampling.bad_words or sampling.guided:
+            raise ValueError("engine: small knows no bad_words, regex or json_schema; engine: vllm does")
         await self.check()
         request = Request(
             request_id=request_id, tokens=list(prompt_ids), num_prompt=len(prompt_ids), sampling=sampling,
@@ -242,6 +254,19 @@ class SmallEngine:
     # --- the step thread
 
     def _run(self) -> None:
+        try:
+            self._steps()
+        except Exception as error:
+            logger.exception("the step thread ends")
+            self._fail(EngineUnavailableError(f"the engine died: {type(error).__name__}: {error}"))
+
+    def _fail(self, error: EngineUnavailableError) -> None:
+        with self._wake:
+            given_up, self._requests = self._requests, []
+        for request in given_up:
+            request.put(error)
+
+    def _steps(self) -> None:
         while self._wait_for_work():
             with self._wake:
                 calls, self._calls = self._calls, []
@@ -250,6 +275,8 @@ class SmallEngine:
             with self._wake:
                 running = [] if self._stale else self._requests[: self._config.max_num_seqs]
                 ended = [request for request in self._requests if request.stop is not None]
+            if running:
+                faultpoints.point("engine_step")
             if self._step_s:
                 time.sleep(self._step_s)
             for request in running:
@@ -259,8 +286,6 @@ class SmallEngine:
                 request.put(Delta(token_ids=(), logprobs=(), finish="abort", spans=request.track.spans(request.num_drawn)))
             with self._wake:
                 self._requests = [request for request in self._requests if request not in ended and not request.finished]
-        for request in self._requests:
-            request.put(EngineUnavailableError("the engine was stopped"))
 
     def _wait_for_work(self) -> bool:
         def work() -> bool:
@@ -278,21 +303,31 @@ class SmallEngine:
             with torch.inference_mode():
                 output = self._model(torch.tensor([new]), past_key_values=request.cache, use_cache=True)
             request.cache = output.past_key_values
-            token, logprob = draw(output.logits[0, -1], request.sampling, request.generator)
+            logits = output.logits[0, -1].index_fill(0, self._without_text, -torch.inf)
+            token, logprob = draw(logits, request.sampling, request.generator)
         except Exception as error:  # one request's failure is its own
             request.max_new_tokens = request.num_drawn
             request.put(EngineUnavailableError(f"{type(error).__name__}: {error}"))
             return
         request.tokens.append(token)
+        self._count(request)
         request.logprobs.append(logprob)
-        self._num_drawn += 1
         finish: Finish | None = None
         if token in request.sampling.stop_token_ids:
             finish, request.max_new_tokens = "stop", request.num_drawn
         elif request.num_drawn >= request.max_new_tokens:
             finish = "length"
+        if finish:
+            self.latency.gaps(time.monotonic() - request.begun_s, request.num_drawn - 1)
         spans = request.track.spans(request.num_drawn) if finish else ()
         request.put(Delta(token_ids=(token,), logprobs=(logprob,), finish=finish, spans=spans))
+
+    def _count(self, request: Request) -> None:
+        self._num_drawn += 1
+        if request.num_drawn == 1:
+            now_s = time.monotonic()
+            self.latency.first_token(now_s - request.begun_s)
+            request.begun_s = now_s
 
 
 def _load(folder: Path, dtype: str) -> Any:

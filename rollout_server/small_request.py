@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)  # of what was drawn
     cache: Any = None  # KV of tokens[:-1]; None: nothing computed, or thrown away by an update
     stop: Finish | None = None
+    begun_s: float = field(default_factory=time.monotonic)  # when it came; from its first token on when that was drawn
 
     @property
     def num_drawn(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+ENGINE_ENDS = ("died", "stalled")
 ENDS = ("stop", "length", "abort", "cancelled", "failed", "refused")
 
 
@@ -45,6 +46,7 @@ class Tally:
     """Mutable: the replica owns it. Example: `Tally().updated({"pause": 0.01, "apply": 0.02})`"""
 
     ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))  # requests by how they ended
+    engine_ends: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ENGINE_ENDS, 0)))  # lives of the engine by why they ended
     num_loaded: int = 0  # versions that were loaded
     pieces_s: Counter[str] = field(default_factory=Counter)  # time in which nothing was drawn for an update, by piece
     drawing: Occupancy = field(default_factory=Occupancy)  # samples of a learner's run at the engine

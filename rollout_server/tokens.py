@@ -19,12 +19,24 @@ class Tokens:
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} has no tokenizer that transformers can load: {error}") from error
         self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)  # each of them ends an answer
-        self.longest = max(map(len, self._tokenizer.get_vocab()))  # characters of the longest token
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        self.longest = max(map(len, vocabulary))  # characters of the longest token
+        self._ids = frozenset(vocabulary.values())
+        self._size = max(self._ids) + 1
 
     @property
     def size(self) -> int:
         """Ids at or above it have no text: padding rows of the model's embedding."""
-        return len(self._tokenizer)
+        return self._size
+
+    @property
+    def end_token(self) -> int | None:
+        """The id that ends a text; None: the tokenizer names none."""
+        return None if self._tokenizer.eos_token_id is None else int(self._tokenizer.eos_token_id)
+
+    def without_text(self, vocab_size: int) -> list[int]:
+        """Ids below vocab_size that no text has: never to be drawn."""
+        return sorted(set(range(vocab_size)).difference(self._ids))
 
     @property
     def has_template(self) -> bool:

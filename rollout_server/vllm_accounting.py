@@ -7,7 +7,10 @@ arrive, when they are put into the handler's queue; with the scheduler paused th
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+from rollout_server.latency import Latency
 
 
 class Accounting:
@@ -21,6 +24,9 @@ class Accounting:
         self.num_arrived = 0  # tokens of all requests since the start
         self.num_steps = 0  # engine steps that brought something
         self.scheduler: Any = None  # the newest SchedulerStats; None where the engine was told to keep none
+        self.num_prefix_tokens = self.num_prefix_hit_tokens = 0  # prompt tokens looked up in the prefix cache, and found; 0 without those
+        self.latency = Latency()
+        self._begun_s: dict[str, float] = {}  # by our id: when it was admitted; from its first token on when that came
         self.num_preempted = 0  # requests that lost their KV cache, since the start; 0 without those
         self._processor = engine.output_processor
         self._watch(engine.engine_core, engine.output_processor)
@@ -43,7 +49,8 @@ class Accounting:
 
     def arrived(self, outputs: Any) -> bool:
         """Counts one message of the engine, or the exception with which it ends; whether vLLM's front end is to see it."""
-        self.scheduler = getattr(outputs, "scheduler_stats", None) or self.scheduler
+        if (stats := getattr(outputs, "scheduler_stats", None)) is not None:
+            self._look(stats)
         for output in getattr(outputs, "outputs", ()):  # an exception ends the engine
             self._count_events(output)
             name = self._names.get(output.request_id)
@@ -52,17 +59,38 @@ class Accounting:
         self.num_steps += bool(getattr(outputs, "outputs", ()))
         return True
 
+    def _look(self, stats: Any) -> None:
+        """Of one step; vLLM counts the prefix cache anew for each."""
+        self.scheduler = stats
+        if (prefix := stats.prefix_cache_stats) is not None:
+            self.num_prefix_tokens += prefix.queries
+            self.num_prefix_hit_tokens += prefix.hits
+
     def admit(self, name: str, engine_id: str) -> None:
         """A request of ours goes to the engine under this id of vLLM's."""
         self._names[engine_id] = name
         self._ids[name] = engine_id
         self._drawn[name] = 0
+        self._begun_s[name] = time.monotonic()
 
     def _count(self, name: str, num_tokens: int, *, ended: bool) -> None:
+        if num_tokens and not self._drawn[name]:
+            now_s = time.monotonic()
+            self.latency.first_token(now_s - self._begun_s[name])
+            self._begun_s[name] = now_s
         self._drawn[name] += num_tokens
         self.num_arrived += num_tokens
         if ended:
-            del self._drawn[name]
+            self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """A request draws no more."""
+        num_tokens, begun_s = self._drawn.pop(name, 0), self._begun_s.pop(name, 0.0)
+        if num_tokens > 1:
+            self.latency.gaps(time.monotonic() - begun_s, num_tokens - 1)
+
+    def fail(self, why: str) -> None:
+        """The engine is given up: whoever waits for its tokens is told. Where vLLM's front end hands them out, that does (vllm_engine.py)."""
 
     def _count_events(self, output: Any) -> None:
         if events := getattr(output, "events", None):
@@ -74,7 +102,7 @@ class Accounting:
 
     def forget(self, request_id: str) -> None:
         self._names.pop(self._ids.pop(request_id, ""), None)
-        self._drawn.pop(request_id, None)
+        self._settle(request_id)
 
     def seen(self, request_id: str, start: int) -> tuple[list[int], list[float]] | None:
         """Ids and log-probs from token `start` on that the front end has read of a running request; None: it is unknown, or there is nothing new."""

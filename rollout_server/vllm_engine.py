@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rollout_server import vllm_setup
 from rollout_server.config import RolloutConfig
@@ -26,20 +27,25 @@ from rollout_server.engine import (
     SamplingSpec,
     check_prompt,
 )
+from rollout_server.latency import Latency
 from rollout_server.spans import SpanTrack
+from rollout_server.tokens import Tokens
 from rollout_server.vllm_accounting import Accounting
 from rollout_server.vllm_drawing import Part, by_columns, by_objects
 from rollout_server.vllm_intake import Intake
 from rollout_server.vllm_updates import VllmUpdates
 
 logger = logging.getLogger("headrace.rollout.vllm")
+_STOPPED = "the engine was stopped while the request ran; make it again"
 
 
 class VllmEngine(VllmUpdates):
     """One AsyncLLM. `start` may be called again after `stop`, or after the engine died."""
 
-    def __init__(self, config: RolloutConfig, folder: Path, *, commit_timeout_s: float = 300.0) -> None:
+    def __init__(self, config: RolloutConfig, folder: Path, *, commit_timeout_s: float = 300.0, number: int = 0) -> None:
+        """number: of a server's several engines, which this is; it decides on which GPUs its processes run."""
         super().__init__(config, folder, commit_timeout_s=commit_timeout_s)
+        self._number = number
         self._info: EngineInfo | None = None
         self._meter = Meter()
         # One thread for the engine's whole life: its processes die with the thread that made them.
@@ -57,12 +63,13 @@ class VllmEngine(VllmUpdates):
         """Raises ValueError for arguments that vLLM refuses, RuntimeError when its processes do not come up."""
         version = vllm_setup.vllm_version()
         on_gpu = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.has_gpu)
+        vllm_setup.check_quantization(self._config, self._folder)
         vllm_setup.prepare_environment(self._config, on_gpu=on_gpu)
         slow_reason = vllm_setup.no_columns(self._config, version)
         arguments = vllm_setup.engine_arguments(self._config, self._folder, on_gpu=on_gpu, columns=not slow_reason)
         self._loaded_version = 0
         self._tracks.clear()
-        self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments)
+        self._engine = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.make_engine, arguments, vllm_setup.devices(self._config, self._number) if on_gpu else "")
         # What was made so far lives as long as the engine: a full collection over it (hundreds of thousands of objects of torch, transformers
         # and vLLM) would hold up every stream each time. vLLM does the same in its own processes.
         gc.collect()
@@ -71,6 +78,9 @@ class VllmEngine(VllmUpdates):
         logger.info("tokens leave vLLM %s", f"by its own way, an object a token: {slow_reason}" if slow_reason else "in columns, a step at a time")
         workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
         await self._choose_apply(self._config.apply)
+        tokens = await asyncio.to_thread(Tokens, self._folder)
+        if without_text := tokens.without_text(self._engine.model_config.get_vocab_size()):
+            await self._rpc("headrace_forbid", without_text, timeout_s=60.0)
         model_config = self._engine.model_config
         self._info = EngineInfo(
             name=f"vllm {version}",
@@ -94,26 +104,40 @@ class VllmEngine(VllmUpdates):
         logger.info("updates are applied by %s", f"the engine's loader: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
 
     async def stop(self) -> None:
-        engine, self._engine, self._accounting = self._engine, None, None
+        engine, accounting, self._engine, self._accounting = self._engine, self._accounting, None, None
         if engine is not None:
+            assert accounting is not None
+            self._give_up(engine, accounting)
             if engine.output_handler is not None:
                 engine.output_handler.cancel()  # else it reports the end of its process as a failure
-            await asyncio.get_running_loop().run_in_executor(self._starter, engine.shutdown)
+            await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.shut_down, engine)
             engine.shutdown = lambda *_, **__: None  # its destructor calls it again, at a time when the interpreter has taken the modules away
+
+    def _give_up(self, engine: Any, accounting: Accounting) -> None:
+        """Whoever waits for a token is told; nobody else would, once the engine's process is gone by our own doing."""
+        accounting.fail(_STOPPED)
+        engine.output_processor.propagate_error(EngineUnavailableError(_STOPPED))
 
     async def check(self) -> None:
         if self._engine is None or self._engine.errored:
             raise EngineUnavailableError("the engine's process is not running")
 
     def stats(self) -> EngineStats:
-        stats = self._meter.stats()
-        if self._accounting is None:
+        """Of the scheduler, what it told at its newest step."""
+        stats, accounting = self._meter.stats(), self._accounting
+        if accounting is None:
             return stats
-        stats = replace(stats, num_drawn=self._accounting.num_arrived)
-        if self._accounting.scheduler is None:
+        stats = replace(stats, num_drawn=accounting.num_arrived)
+        if (seen := accounting.scheduler) is None:
             return stats
-        seen = self._accounting.scheduler
-        return replace(stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=self._accounting.num_preempted)
+        return replace(
+            stats, num_waiting=seen.num_waiting_reqs, kv_use=seen.kv_cache_usage, num_preempted=accounting.num_preempted,
+            num_prefix_tokens=accounting.num_prefix_tokens, num_prefix_hit_tokens=accounting.num_prefix_hit_tokens,
+        )  # fmt: skip
+
+    @property
+    def latency(self) -> Latency:
+        return self._accounting.latency if self._accounting is not None else Latency()
 
     # --- drawing
 

@@ -4,7 +4,7 @@
     take       consumes one request's tokens,  waits for a delta to be due,  unblocked by the last token, the interval or the engine's end
 
 vLLM's output processor is passed by: no object a token, no text, no task woken for every token. A stream's deltas lie at least
-`interval_s` apart, first and last token excepted; a request without stream is woken once.
+`interval_s` apart, first and last token excepted, and further where very many run; a request without stream is woken once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 from rollout_server.engine import EngineUnavailableError, Finish
 from rollout_server.vllm_accounting import Accounting
 from rollout_server.vllm_columns import ENDS, HANDLE, MARK, NO_TOKEN, rows_of
+
+MESSAGES_PER_S = 2500  # of all streams together, first and last ones excepted: about a quarter of a core of grpc.aio
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -73,8 +75,8 @@ class Intake(Accounting):
         self.admit(name, stream.engine_id)
         try:
             await self._engine.engine_core.add_request_async(request)
-        except BaseException:
-            self._leave(stream)
+        except BaseException:  # a cancelled task among them: the engine may have got it all the same
+            await self.close(stream)
             raise
         return stream
 
@@ -100,7 +102,7 @@ class Intake(Accounting):
 
     def arrived(self, outputs: Any) -> bool:
         if isinstance(outputs, BaseException):
-            self._fail(f"the engine's process is gone: {type(outputs).__name__}: {outputs}")
+            self.fail(f"the engine's process is gone: {type(outputs).__name__}: {outputs}")
             return True
         rest = []
         for output in outputs.outputs:
@@ -113,11 +115,12 @@ class Intake(Accounting):
                 rest.append(output)
         self.num_steps += bool(outputs.outputs) and not rest
         outputs.outputs = rest
-        return super().arrived(outputs) and bool(rest or outputs.scheduler_stats)
+        # What is of no request of vLLM's front end is not queued for it: its handler runs only once it has had a request, and nobody else reads.
+        return super().arrived(outputs) and bool(rest)
 
     def _step(self, columns: Sequence[Any]) -> None:
         """One step's rows, to the streams that still want them."""
-        streams, now_s = self._streams, asyncio.get_running_loop().time()
+        streams, now_s, interval_s = self._streams, asyncio.get_running_loop().time(), self._between_deltas_s()
         for handle, token, logprob, end in rows_of(*columns[:3]):
             stream = streams.get(handle)
             if stream is None:
@@ -129,10 +132,14 @@ class Intake(Accounting):
             if end:
                 self._end(stream, ENDS[end])
             elif stream.streaming and now_s >= stream.due_s:
-                stream.due_s = now_s + self._interval_s
+                stream.due_s = now_s + interval_s
                 stream.ready.set()
         if self._ticking is None and self._interval_s:
             self._tick()
+
+    def _between_deltas_s(self) -> float:
+        """The interval, or longer where so many run that their messages alone would fill this process."""
+        return max(self._interval_s, len(self._streams) / MESSAGES_PER_S) if self._interval_s else 0.0
 
     def _tick(self) -> None:
         """What waits for its interval while no step comes (a pause) is handed out all the same."""
@@ -140,7 +147,7 @@ class Intake(Accounting):
         loop = asyncio.get_running_loop()
         for stream in waiting:
             if stream.ids and loop.time() >= stream.due_s:
-                stream.due_s = loop.time() + self._interval_s
+                stream.due_s = loop.time() + self._between_deltas_s()
                 stream.ready.set()
         self._ticking = loop.call_later(self._interval_s, self._tick) if waiting else None
 
@@ -152,9 +159,9 @@ class Intake(Accounting):
     def _leave(self, stream: Stream) -> None:
         """From here on nothing more is taken for it."""
         self._streams.pop(self._by_id.pop(stream.engine_id, 0), None)
-        self._drawn.pop(stream.name, None)
+        self._settle(stream.name)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         for stream in list(self._streams.values()):
             stream.error = why
             stream.ready.set()

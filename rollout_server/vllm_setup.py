@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -47,7 +50,7 @@ def prepare_environment(config: RolloutConfig, *, on_gpu: bool) -> None:
             values["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM imports it by default and fails without
     else:
         values["TORCHDYNAMO_DISABLE"] = "1"  # else small functions are compiled with g++ at the first request, even when eager
-        if config.tensor_parallel == 1:
+        if config.tensor_parallel * config.pipeline_parallel == 1:
             values["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the EngineCore process
         if config.threads:
             values |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -70,6 +73,16 @@ def no_columns(config: RolloutConfig, version: str) -> str:
     return reason
 
 
+def check_quantization(config: RolloutConfig, folder: Path) -> None:
+    """Raises ValueError where updates could not be written: into weights that were quantized before they were saved."""
+    how = (json.loads((folder / "config.json").read_text()).get("quantization_config") or {}).get("quant_method", "")
+    if how and (config.learner or config.weights_folder):
+        raise ValueError(
+            f"{folder} holds weights quantized by {how}, and updates bring full ones, which cannot be written into them; "
+            "serve the model that it was made from with quantization: fp8 (or another of vLLM's online ways), which quantizes each update"
+        )
+
+
 def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool, columns: bool = False) -> dict[str, Any]:
     """Arguments of AsyncEngineArgs, the same names in 0.26 to 0.33. Raises ValueError for what vLLM could only refuse in a child."""
     if not on_gpu and config.block_size % CPU_BLOCK_TOKENS:
@@ -87,12 +100,15 @@ def engine_arguments(config: RolloutConfig, folder: Path, *, on_gpu: bool, colum
         "max_num_seqs": config.max_num_seqs,
         "block_size": config.block_size,
         "tensor_parallel_size": config.tensor_parallel,
+        "pipeline_parallel_size": config.pipeline_parallel,
+        **({"quantization": config.quantization} if config.quantization else {}),
+        "kv_cache_dtype": config.kv_cache_dtype,
         "enforce_eager": config.enforce_eager,
         "seed": config.seed,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # of exactly the distribution that was sampled from
         "generation_config": "vllm",  # the model's own never leaks in
-        "disable_log_stats": not config.metrics_address,
+        "disable_log_stats": not (config.metrics_address or config.learner),  # figures, and how many are drawn at once
         "worker_extension_cls": "rollout_server.worker.WorkerExtension",
         **({"hf_overrides": {"head_dtype": "float32"}} if config.head_dtype == "float32" else {}),
         **({"scheduler_cls": "rollout_server.vllm_scheduler.scheduler"} if columns else {}),
@@ -107,21 +123,72 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def make_engine(arguments: dict[str, Any]) -> Any:
-    """An AsyncLLM; blocks for seconds. Raises ValueError for arguments that vLLM refuses, RuntimeError when its processes fail."""
+def devices(config: RolloutConfig, number: int) -> str:
+    """CUDA_VISIBLE_DEVICES for the processes of one of several engines; empty: as it is. Raises ValueError where there are too few GPUs.
+
+    Example: 4 GPUs, tensor_parallel 2, engines 2: engine 1 gets "2,3".
+    """
+    if config.engines == 1:
+        return ""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    all_devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    each = config.num_workers // config.engines
+    if len(all_devices) < config.num_workers:
+        raise ValueError(
+            f"engines={config.engines} of tensor_parallel={config.tensor_parallel} x pipeline_parallel={config.pipeline_parallel} need {config.num_workers} GPUs, "
+            f"and {len(all_devices)} are visible; take fewer, or show more (CUDA_VISIBLE_DEVICES)"
+        )
+    return ",".join(all_devices[number * each : (number + 1) * each])
+
+
+@contextmanager
+def _visible(cuda_devices: str) -> Iterator[None]:
+    """Processes that are started inside see these GPUs; empty: all."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if cuda_devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = cuda_devices
+    try:
+        yield
+    finally:
+        if cuda_devices and before is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        elif cuda_devices and before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+def make_engine(arguments: dict[str, Any], cuda_devices: str = "") -> Any:
+    """An AsyncLLM; blocks for seconds. cuda_devices: as CUDA_VISIBLE_DEVICES, empty: all. Raises ValueError for arguments that vLLM refuses,
+    RuntimeError when its processes fail."""
     from pydantic import ValidationError
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        with _visible(cuda_devices):
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     except ValidationError as error:  # many lines of it; each message begins with the rule
         raise ValueError("vLLM refuses the configuration: " + "; ".join(" ".join(e["msg"].split()) for e in error.errors())) from error
+    # With generation_config="vllm" the model's own still names end tokens, at which a grammar would take itself for ended.
+    assert hasattr(engine.input_processor, "generation_config_fields"), "this vLLM has no input_processor.generation_config_fields: its version is not supported"
+    engine.input_processor.generation_config_fields = {}
     # The scheduler tells of queue and KV cache (vllm_accounting.py); the front end's own reckoning over every output is not wanted. Its
     # output handler, which reads these, starts with the first request.
     engine.log_stats = engine.output_processor.log_stats = False
     engine.logger_manager = None
     return engine
+
+
+def shut_down(engine: Any) -> None:
+    """Ends an AsyncLLM's processes; blocks. vLLM walks the tree of what it kills and fails where a process of it ends meanwhile, which is what
+    was wanted: workers follow the death of their parent by themselves (protos/lifeline.py)."""
+    try:
+        engine.shutdown()
+    except Exception as error:
+        if type(error).__name__ != "NoSuchProcess":  # of psutil, which is vLLM's dependency and not ours
+            raise
+        logger.info("vLLM's shutdown met a process that had ended: %s", error)
 
 
 def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -> Any:
@@ -137,10 +204,21 @@ def request_parameters(sampling: SamplingSpec, room_tokens: int, stream: bool) -
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=True,  # stop_token_ids says all that ends a sample
         seed=sampling.seed,  # always: vLLM 0.26 on CPU ignores seeds unless every request of the batch has one
+        bad_words=list(sampling.bad_words) or None,
+        structured_outputs=_grammar(sampling),
         logprobs=0,  # of the sampled token alone
         detokenize=False,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _grammar(sampling: SamplingSpec) -> Any:
+    """vLLM's word for what the whole completion follows; None: anything."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if sampling.regex:
+        return StructuredOutputsParams(regex=sampling.regex)
+    return StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
 
 
 def probe_parameters() -> Any:

@@ -174,6 +174,8 @@ class VllmUpdates:
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=0.5)
+                if not task.done() and self._engine is not engine:
+                    raise EngineUnavailableError("the engine was stopped")
                 if not task.done() and engine.errored:
                     raise EngineUnavailableError("the engine's process died")
                 if not task.done() and time.monotonic() > end_s:

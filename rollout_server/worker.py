@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from protos import stacks
+from protos import faultpoints, stacks
 from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.adapter import MergedStaging
 from protos.weights.ipc import visible_devices
@@ -58,15 +58,17 @@ class WorkerExtension:
         """Where this worker's part of the model lives: its number, device type and UUID, and the GPUs that it sees."""
         cuda = self.device.type == "cuda"
         uuid = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
-        return {"worker": _tensor_parallel()[1], "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
+        return {"worker": _number(), "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
 
     def headrace_prepare(self, folder: str, shapes: dict[str, list[int]], flat: bool) -> str:
         """Settles how updates are applied: "" for copies straight into the parameters, else why by the engine's loader. `shapes`: of
         the folder's tensors by name."""
+        if faultpoints.planted() and not hasattr(self, "_headrace_landed"):
+            _pass_the_point(self.model_runner)
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
-            self._headrace_landed = Landing(self.device, worker=worker, keep=_keep(engine) if num_workers > 1 and engine else None)
+            self._headrace_landed = Landing(self.device, worker=_number(), keep=_keep(engine) if num_workers > 1 and engine else None)
         self._headrace_flat = None
         self._headrace_folder, self._headrace_shapes = Path(folder), shapes
         try:
@@ -80,6 +82,20 @@ class WorkerExtension:
             return str(error)
         self._headrace_flat = plan
         return ""
+
+    def headrace_forbid(self, ids: list[int]) -> None:
+        """These ids are never drawn from now on, whoever asks; a prompt's own log-probs (the probe) are not touched."""
+        sampler, places = self.model_runner.sampler, torch.tensor(ids, dtype=torch.long, device=self.device)
+        if isinstance(sampler, torch.nn.Module):
+            sampler.register_forward_pre_hook(lambda _, args, kwargs: _without(places, args, kwargs), with_kwargs=True)
+            return
+        sample = sampler.sample  # vLLM's second model runner
+
+        def without(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = _without(places, args, kwargs)
+            return sample(*args, **kwargs)
+
+        sampler.sample = without
 
     def headrace_begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         self._headrace_landing().begin_receive(group, manifest, timeout_s)
@@ -149,11 +165,37 @@ class WorkerExtension:
         return self._headrace_landed
 
 
+def _without(places: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sampler's arguments, with the logits (first, or by name) at these places of the vocabulary at -inf."""
+    logits = args[0] if args else kwargs["logits"]
+    logits.index_fill_(-1, places, -torch.inf)
+    return args, kwargs
+
+
+def _pass_the_point(model_runner: Any) -> None:
+    """Each step passes `engine_step` first; only where a test has planted a fault."""
+    execute = model_runner.execute_model
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        faultpoints.point("engine_step")
+        return execute(*args, **kwargs)
+
+    model_runner.execute_model = passing
+
+
 def _tensor_parallel() -> tuple[int, int]:
     """Number of tensor-parallel workers, and which of them this is."""
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     return get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+
+
+def _number() -> int:
+    """Which of the engine's workers this is: tensor-parallel ones of one part of the layers stand together."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    num_tensor_parallel, worker = _tensor_parallel()
+    return int(get_pp_group().rank_in_group) * num_tensor_parallel + worker
 
 
 def _keep(engine: Engine) -> Keep:

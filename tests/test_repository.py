@@ -103,11 +103,7 @@ def test_a_reward_server_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "deploy").rglob("*.yaml")), ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_yaml_file_in_deploy_loads(file: Path) -> None:
-    from deploy.schema import load
-
-    assert yaml.safe_load(file.read_text())
-    if file.parent.name == "templates":
-        assert load(file).learner.steps >= 1
+    assert yaml.safe_load(file.read_text())  # of templates: tests/deploy/test_templates.py
 
 
 def test_tests_and_benchmarks_are_never_installed() -> None:

@@ -41,6 +41,14 @@ def fill(content: dict[str, Any], cluster: ClusterConfig, roles: Roles) -> list[
     return lines
 
 
+def ranks_by_machine(cluster: ClusterConfig, roles: Roles) -> list[int]:
+    """Ranks of the learner on each of its machines."""
+    shard = cuts_of(cluster, roles)["actor"]["shard"]
+    if roles.actor.gpu_group is None:
+        return [shard // roles.actor.num_nodes] * roles.actor.num_nodes
+    return [len(gpus) for _, _, gpus in machines(devices_of(cluster)[roles.actor.gpu_group])]
+
+
 def placement_of(cluster: ClusterConfig, roles: Roles) -> dict[str, Any]:
     """Device numbers of a cluster of one machine, as `placement` has them."""
     devices, cuts = devices_of(cluster), cuts_of(cluster, roles)

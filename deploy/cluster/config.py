@@ -123,12 +123,15 @@ class RoleConfig(Section):
 
     gpu_group: Name | None = Field(None, description="None: on CPUs")
     node_group: Name | None = Field(None, description="machines of a role without GPUs; None: any")
+    num_nodes: Count = Field(1, description="machines of a role without GPUs; more than one for actor alone")
     parallelism: Parallelism = Parallelism()
 
     @model_validator(mode="after")
     def _one_place(self) -> RoleConfig:
         if self.gpu_group is not None and self.node_group is not None:
             raise ValueError(f"gpu_group={self.gpu_group} with node_group={self.node_group}: a GPU group says its machines; remove node_group")
+        if self.gpu_group is not None and self.num_nodes > 1:
+            raise ValueError(f"num_nodes={self.num_nodes} with gpu_group={self.gpu_group}: a GPU group says its machines; remove num_nodes")
         return self
 
 

@@ -74,8 +74,15 @@ def users_of(roles: Roles) -> dict[str, list[RoleName]]:
 
 def role_mistakes(cluster: ClusterConfig, roles: Roles) -> Iterator[str]:
     """Groups that are not there, machines of another role, and sharing that is not said."""
-    for name, role in roles.named().items():
-        yield from _places(cluster, name, role)
+    found = [line for name, role in roles.named().items() for line in _places(cluster, name, role)]
+    found += _sharing(cluster, roles)
+    yield from found
+    if not found:  # a group that is misspelt leaves another one without a role
+        for group in cluster.gpu_groups.keys() - users_of(roles).keys():
+            yield f"cluster.gpu_groups.{group}: no role uses it, so its GPUs would idle; name it in a role, or remove it"
+
+
+def _sharing(cluster: ClusterConfig, roles: Roles) -> Iterator[str]:
     for group, users in users_of(roles).items():
         if group not in cluster.gpu_groups:
             continue
@@ -85,8 +92,6 @@ def role_mistakes(cluster: ClusterConfig, roles: Roles) -> Iterator[str]:
             yield f"roles.{apart[1]}.gpu_group={group}: {' and '.join(apart)} would share its GPUs, and cluster.gpu_groups.{group} does not say so; give each its own group, or say shared: true"
         if len(apart) < 2 and shared:
             yield f"cluster.gpu_groups.{group}.shared=true: only {' and '.join(users)} uses it; remove shared, or name the group in another role"
-    for group in cluster.gpu_groups.keys() - users_of(roles).keys():
-        yield f"cluster.gpu_groups.{group}: no role uses it, so its GPUs would idle; name it in a role, or remove it"
 
 
 def _places(cluster: ClusterConfig, name: RoleName, role: RoleConfig) -> Iterator[str]:

@@ -55,6 +55,18 @@ def dimension_mistakes(cluster: ClusterConfig, roles: Roles) -> Iterator[str]:
             sizes = " x ".join(f"{dimension} {size}" for dimension, size in cut.items() if size > 1) or "1"
             yield f"roles.{name}.parallelism: {sizes} = {prod(cut.values())}, and gpu_group {role.gpu_group} has {count} GPUs: the product is their number; change one of the two"
     yield from _trained_together(roles, cuts)
+    yield from _machines_of_cpus(cluster, roles, cuts["actor"]["shard"])
+
+
+def _machines_of_cpus(cluster: ClusterConfig, roles: Roles, shard: int) -> Iterator[str]:
+    for name, role in roles.named().items():
+        nodes = cluster.node_group(role.node_group or "")
+        if role.num_nodes > 1 and name != "actor":
+            yield f"roles.{name}.num_nodes={role.num_nodes}: one process of this role is on one machine; say how many there are by parallelism.data"
+        elif role.num_nodes > (nodes.count if nodes is not None else cluster.num_nodes):
+            yield f"roles.{name}.num_nodes={role.num_nodes}: there are {nodes.count if nodes is not None else cluster.num_nodes} machines; use fewer, or raise cluster.node_groups count"
+    if shard % roles.actor.num_nodes:
+        yield f"roles.actor.num_nodes={roles.actor.num_nodes}: {shard} ranks cannot be spread over them evenly; use a number that divides {shard}"
 
 
 def _trained_together(roles: Roles, cuts: Mapping[RoleName, Cut]) -> Iterator[str]:

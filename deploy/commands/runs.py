@@ -24,33 +24,80 @@ def launch(
 
     Example: headrace launch deploy/templates/cpu.yaml --set learner.steps=20
     """
+    from deploy.backends import check
+    from deploy.dry_run import describe
     from deploy.schema import load
     from deploy.serve import parse_sets
-    from deploy.services import describe
 
     run = load(file, overrides=parse_sets(sets))
+    check(run, backend.value)
     if dry_run:
-        typer.echo(json.dumps(describe(run), indent=2))
+        typer.echo(json.dumps(describe(run, backend.value), indent=2))
         return
+    from deploy.launch import last_words
     from deploy.launch import launch as launch_run
 
     outcome = launch_run(run, backend=backend.value, on_event=lambda text: typer.echo(text, err=True))
+    typer.echo(last_words(run), err=True)
     if outcome.code:
         say(outcome.message)
     raise typer.Exit(outcome.code)
 
 
 @says_mistakes
-def validate(file: Annotated[Path, typer.Argument(help="Run file.")], sets: Sets = []) -> None:  # noqa: B006
-    """Check a run file without starting anything.
+def plan(
+    file: Annotated[Path, typer.Argument(help="Run file with `cluster`.")],
+    length_share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Mean length of a sample as a share of max_new_tokens.")] = 0.5,
+    mfu: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the GPUs' peak that training reaches (docs/benchmarks.md).")] = 0.4,
+    sets: Sets = [],  # noqa: B006
+) -> None:
+    """Predicted throughput, and the best division of the GPUs between training and sampling: an estimate, with its arithmetic.
 
-    Example: headrace validate deploy/templates/cpu.yaml
+    Example: headrace plan deploy/templates/stage-1-one-machine.yaml --length-share 0.3
     """
+    from deploy.cluster.fits import job_of
+    from deploy.planning import lines
     from deploy.schema import load
     from deploy.serve import parse_sets
 
     run = load(file, overrides=parse_sets(sets))
+    job = job_of(run, str(file), length_share=length_share, mfu=mfu)
+    most = run.rollout.scale.most if run.rollout.scale else run.rollout.replicas
+    for line in lines(job, run.learner.trainer.ranks, most):
+        typer.echo(line)
+
+
+@says_mistakes
+def schema(out: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="File to write; none: standard output.")] = None) -> None:
+    """The run file's JSON schema, for editors that complete and check YAML.
+
+    Example: headrace schema run-file.schema.json
+    """
+    from deploy.json_schema import text
+
+    if out is None:
+        typer.echo(text(), nl=False)
+    else:
+        out.write_text(text())
+
+
+@says_mistakes
+def validate(file: Annotated[Path, typer.Argument(help="Run file.")], sets: Sets = []) -> None:  # noqa: B006
+    """Check a run file, its model's folder and its prompts, without starting anything.
+
+    Example: headrace validate deploy/templates/cpu.yaml
+    """
+    from deploy.doctor.run_file import model_findings
+    from deploy.mistakes import Mistakes
+    from deploy.schema import load
+    from deploy.serve import parse_sets
+
+    run = load(file, overrides=parse_sets(sets))
+    if found := list(model_findings(run)):
+        raise Mistakes([f"{file}: {line}" for line in found])
     typer.echo(f"{file}: valid; {run.rollout.replicas} rollout, {run.reward.replicas if run.reward else 0} reward, {run.learner.trainer.ranks} trainer ranks")
+    if not Path(run.model).expanduser().is_dir():
+        typer.echo(f"model {run.model} is no folder here: taken for a hub id, which is fetched at the first start and was not looked up", err=True)
 
 
 @says_mistakes

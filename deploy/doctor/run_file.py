@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.doctor.machine import MIN_FREE_BYTES
 from deploy.mistakes import Mistakes
 from deploy.schema import RunFile, load
 
@@ -20,7 +22,9 @@ def findings(path: Path) -> Iterator[str]:
         yield from mistakes.lines
         return
     yield from _addresses(run)
-    yield from _model(run)
+    yield from model_findings(run)
+    yield from network_findings(run)
+    yield from _disk(run)
 
 
 def _addresses(run: RunFile) -> Iterator[str]:
@@ -35,13 +39,37 @@ def _addresses(run: RunFile) -> Iterator[str]:
             yield f"rollout.rewards: {address} does not answer ({why}): start that reward server, or correct the address"
 
 
-def _model(run: RunFile) -> Iterator[str]:
+def model_findings(run: RunFile) -> Iterator[str]:
+    """Of a model's folder: whether it is whole."""
     folder = Path(run.model).expanduser()
     if not folder.is_dir():
         return  # a hub id: fetched at the first start; a path that is missing is found by validation
     for name, needed in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
         if not any(folder.glob(name)):
             yield f"model={run.model}: the folder has no {name}, hence no {needed}: give a whole Hugging Face folder (save_pretrained writes one)"
+
+
+def network_findings(run: RunFile, system: Path = Path("/sys/class")) -> Iterator[str]:
+    """Of `cluster.communication`, against the network cards of this machine. system: where the kernel lists them."""
+    said = run.cluster.communication if run.cluster else None
+    if said is None:
+        return
+    if said.interface and not (system / "net" / said.interface).exists():
+        there = sorted(each.name for each in (system / "net").iterdir()) if (system / "net").is_dir() else []
+        yield f"cluster.communication.interface={said.interface}: this machine has {', '.join(there) or 'none'}: NCCL and gloo would find no way to the others; name one of these"
+    if said.rdma_enabled:
+        states = [file.read_text().strip() for file in sorted((system / "infiniband").glob("*/ports/*/state"))]
+        if not any("ACTIVE" in state for state in states):
+            found = f"ports are {', '.join(states)}" if states else f"{system / 'infiniband'} lists no device"
+            yield f"cluster.communication.rdma_enabled=true: no RDMA port of this machine is active ({found}): load the driver, see to the cable, or set rdma_enabled: false, which is slower"
+
+
+def _disk(run: RunFile) -> Iterator[str]:
+    """Of the disk that the run folder is to lie on, where that exists by now."""
+    folder = next((each for each in (run.run_dir, *run.run_dir.absolute().parents) if each.is_dir()), None)
+    free = shutil.disk_usage(folder).free if folder is not None else 0
+    if free < MIN_FREE_BYTES:
+        yield f"run_dir={run.run_dir}: {free >> 20} MiB are free on its disk, journal and checkpoints need {MIN_FREE_BYTES >> 20} MiB or more: make room, or put run_dir elsewhere"
 
 
 def why_not_free(address: str) -> str:

@@ -87,6 +87,8 @@ def of_status(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
     for replica in status.replicas:
         if replica.attending and replica.state == rollout_pb2.REPLICA_STATE_STALE:
             yield f"replica {replica.replica_id} at {replica.address} is STALE at version {replica.loaded_version}, {status.newest_version} is published ({replica.detail or 'no detail'}): it serves nothing until a full update; if it stays so, restart it"
+        if not replica.attending and not status.finished:
+            yield f"replica {replica.replica_id} at {replica.address} is gone, last heard {replica.silent_s:.0f} s ago: its launcher starts again what dies, and a replica that was stopped on purpose stays away; else see its log"
         if replica.attending and replica.quarantined:
             yield f"replica {replica.replica_id} at {replica.address} failed {replica.failures_in_row} updates in a row and is left out of pushes ({replica.detail}): it fetches; see its log and the network between"
 

@@ -44,15 +44,15 @@ class Host:
                 return f"{path} is not on machine {self._ip}: put it on storage that the launcher's machine and the cluster's share"
         return ""
 
-    def start(self, module: str, config: str, environment: dict[str, str], cwd: str) -> int:
-        """Starts `python -m module --config FILE` with a file of that text; its process id. Raises OSError where it cannot be started."""
+    def start(self, command: tuple[str, ...], config: str, environment: dict[str, str], cwd: str) -> int:
+        """Starts `python -m COMMAND --config FILE` with a file of that text; its process id. Raises OSError where it cannot be started."""
         file = self._folder / "config.json"
         file.touch(mode=0o600)
         file.write_text(config)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OF_RAY)}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), sys.executable, "-m", *module.split(), "--config", str(file)],
+                [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), sys.executable, "-m", *command, "--config", str(file)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd or None, env={**inherited, "PYTHONUNBUFFERED": "1", **environment}, start_new_session=True,
             )  # fmt: skip
         return self._process.pid

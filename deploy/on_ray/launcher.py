@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from deploy.keeper import Keeper, Life, Policy, exit_words
 from deploy.on_ray.host import Host
 from deploy.on_ray.placing import Bundle, Group, bundle_of, groups_of
-from deploy.processes import MODULES, Process, Where, configured, environment_of
+from deploy.processes import LEARNER, Process, Where, command_of, configured, environment_of
 
 log = logging.getLogger("headrace.deploy.on_ray")
 POLL_S = 0.3
@@ -115,7 +115,7 @@ class OnRay(Keeper[Process]):
             self._free_own_group(service)
 
     async def _life_in(self, host: Any, service: Process, own: Where) -> Life:
-        if lacking := await _ask(host.lacks.remote(str(self._run_dir) if service.role == "learner" else "", os.getcwd())):
+        if lacking := await _ask(host.lacks.remote(str(self._run_dir) if service.role in ("learner", "ranks") else "", os.getcwd())):
             return self._refused(service, lacking)
         await self._tell(service.name, own)
         if service.name in self._held:
@@ -123,8 +123,8 @@ class OnRay(Keeper[Process]):
         others = await self._others(service)
         config = json.dumps(configured(service, own, others), indent=2)
         environment = {**self._environment, **environment_of(())}
-        await _ask(host.start.remote(MODULES[service.role], config + "\n", environment, os.getcwd()))
-        async with self._checking(service.name, own.address, service.security):
+        await _ask(host.start.remote(command_of(service, own, others), config + "\n", environment, os.getcwd()))
+        async with self._checking(service.name, own.address if service.role != "ranks" else "", service.security):
             code = await self._watch(host, service, others)
         await _ask(host.clean.remote())
         return Life(code=code, words=exit_words(code))
@@ -171,6 +171,9 @@ class OnRay(Keeper[Process]):
         """Addresses of what the process needs, once they are known."""
         async with self._moved:
             await asyncio.wait_for(self._moved.wait_for(lambda: all(name in self._where for name in service.needs)), ROOM_S)
+        if service.role == "ranks":  # they read what the gateway wrote into the run folder
+            await asyncio.wait_for(self._ready[LEARNER].wait(), ROOM_S)
+        async with self._moved:
             return {name: self._where[name].address for name in service.needs}
 
     async def _tell(self, name: str, own: Where) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from deploy.processes import Process
 
-CPUS = {"learner": 1.0, "rollout": 1.0, "reward": 1.0}  # logical: Ray counts them and binds nothing to them
-STRATEGIES = {"learner": "PACK", "rollout": "SPREAD", "reward": "SPREAD"}  # ranks talk much; what serves should not be lost at once
+CPUS = {"learner": 1.0, "ranks": 1.0, "rollout": 1.0, "reward": 1.0}  # logical: Ray counts them and binds nothing to them
+STRATEGIES = {"learner": "PACK", "ranks": "STRICT_SPREAD", "rollout": "SPREAD", "reward": "SPREAD"}  # one torchrun a machine; what serves should not be lost at once
 Bundle = dict[str, float]
 
 

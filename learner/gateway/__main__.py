@@ -47,9 +47,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT) if arguments.supervised else ():
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(os.getppid())
-    log_to_stderr()
     stacks.answering()
     try:
+        log_to_stderr()
         faultpoints.check()
         uvloop.run(serve(read_config(arguments.config), endings))
     except (ValueError, FileNotFoundError, JournalDamaged) as error:

@@ -52,9 +52,9 @@ def main() -> int:
     arguments = _arguments()
     if arguments.parent or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its workers sessions of their own
         die_with_parent(arguments.parent or os.getppid())
-    log_to_stderr()
     stacks.answering()
     try:
+        log_to_stderr()
         faultpoints.check()
         config = read_config(arguments.config)
         place = _place(arguments, config.run_dir)

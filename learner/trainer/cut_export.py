@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def _buffers(model_dir: Path, names: list[str]) -> Tensors:
         return {name: files.block(name, (0,) * len(files.shape(name)), files.shape(name)) for name in names if name in files.names()}
 
 
+def _readable(folder: Path) -> int:
+    """The mode that a plain file gets here, by the umask."""
+    probe = folder / ".mode"
+    probe.touch()
+    try:
+        return stat.S_IMODE(probe.stat().st_mode)
+    finally:
+        probe.unlink()
+
+
 def _write_parts(folder: Path, parts: list[list[str]], load: Callable[[list[str]], Tensors], buffers: Tensors) -> None:
     """model.safetensors, or numbered files with an index that names exactly what they hold."""
     weight_map: dict[str, str] = {}
@@ -112,6 +123,7 @@ def _write_parts(folder: Path, parts: list[list[str]], load: Callable[[list[str]
         file = "model.safetensors" if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
         tensors = load(names) | (buffers if number == len(parts) else {})
         save_file(tensors, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(_readable(folder))  # safetensors writes for its owner alone
         with (folder / file).open("rb") as written:
             os.fsync(written.fileno())
         weight_map.update(dict.fromkeys(tensors, file))

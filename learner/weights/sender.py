@@ -14,6 +14,7 @@ from learner.weights.snapshot import Snapshot
 from protos.learner.v1alpha1 import learner_pb2
 from protos.weights.group import Pending, TransferGroup
 from protos.weights.membership import bounded, join
+from protos.weights.windows import Windows
 
 
 class OpenSnapshot:
@@ -111,8 +112,7 @@ class Sender:
         target = buffers[number % 2][: len(data)]
         stream = torch.cuda.Stream(self._device)  # not behind the training step's kernels
         with torch.cuda.stream(stream):
-            target.copy_(data)
-        stream.synchronize()
+            Windows(self._device).to_device(data, target)
         return target
 
 

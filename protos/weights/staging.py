@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import xxhash
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.blocks import Part, blocks, whole_part
 from protos.weights.errors import TransferError
+from protos.weights.windows import Windows
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # wide copies are what a GPU is good at
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,6 +26,21 @@ _NAMED = 8  # tensors named in a message; the rest is counted
 def digest(data: npt.NDArray[np.uint8]) -> int:
     """xxh3_64 of contiguous bytes, as the manifest holds it."""
     return xxhash.xxh3_64_intdigest(data.data)
+
+
+def digests_of(windows: Iterable[tuple[int, npt.NDArray[np.uint8]]], sizes: Sequence[int]) -> list[int]:
+    """Digests of runs of `sizes` bytes that lie one after another in what comes window by window."""
+    left, found, state = list(sizes)[::-1], [], xxhash.xxh3_64()
+    for _, window in windows:
+        while left and len(window):
+            count = min(left[-1], len(window))
+            state.update(window[:count].data)
+            window, left[-1] = window[count:], left[-1] - count
+            if not left[-1]:
+                left.pop()
+                found.append(state.intdigest())
+                state.reset()
+    return found + [state.intdigest()] * len(left)  # what is left is empty
 
 
 class VerifiedStaging:
@@ -90,15 +107,22 @@ class Staging:
 
     def write_bucket(self, bucket: int, data: torch.Tensor) -> None:
         """A whole bucket, uint8 [num_bytes] on the CPU or on staging's device. A slice with another digest stays missing."""
-        array = np.empty(0, dtype=np.uint8) if self._unverified else data.cpu().numpy()
-        for index in self._by_bucket[bucket]:
-            piece = self.manifest.slices[index]
-            start, stop = piece.bucket_offset, piece.bucket_offset + piece.num_bytes
-            if self._unverified or digest(array[start:stop]) == piece.digest:
-                place(piece, self._parts[piece.tensor], data[start:stop], self._storage[piece.tensor])
+        indexes = sorted(self._by_bucket[bucket], key=lambda index: self.manifest.slices[index].bucket_offset)
+        pieces = [self.manifest.slices[index] for index in indexes]
+        found = [piece.digest for piece in pieces] if self._unverified else self._digests(data, [piece.num_bytes for piece in pieces])
+        for index, piece, value in zip(indexes, pieces, found, strict=True):
+            if value == piece.digest:
+                place(piece, self._parts[piece.tensor], data[piece.bucket_offset : piece.bucket_offset + piece.num_bytes], self._storage[piece.tensor])
                 self._good[index] = True
         if self._device.type == "cuda":  # the caller may fill the bucket again
             torch.cuda.current_stream(self._device).synchronize()
+
+    def _digests(self, data: torch.Tensor, sizes: Sequence[int]) -> list[int]:
+        """Of the slices of a bucket, which fill it one after another."""
+        if data.device.type == "cpu":
+            ends = list(accumulate(sizes))
+            return [digest(data[end - size : end].numpy()) for size, end in zip(sizes, ends, strict=True)]
+        return digests_of(Windows(data.device).to_host(data), sizes)
 
     def write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         """Part of a bucket; chunks of one bucket come in order. Raises TransferError for one that does not fit there."""

@@ -22,14 +22,19 @@ Format = Literal["json", "msgpack"]
 
 
 def encode(calls: Sequence[Call], form: Format) -> bytes:
-    """The body that asks for these calls; their ids are their places."""
+    """The body that asks for these calls; their ids are their places. Raises Failed for numbers that JSON has not."""
     items = [
         {"id": str(place), "prompt": call.prompt, "completion": call.completion, "fields": fields.decode(call.fields)}
         for place, call in enumerate(calls)
     ]
     content = {"schema": SCHEMA, "items": items}
-    packed: bytes = msgpack.packb(content) if form == "msgpack" else json.dumps(content, ensure_ascii=False).encode()
-    return packed
+    if form == "msgpack":
+        packed: bytes = msgpack.packb(content)
+        return packed
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise Failed("refused", "a field of the record is NaN or infinite, which JSON cannot say; remove it, or set format: msgpack", is_retryable=False) from None
 
 
 def decode(body: bytes, num_items: int, form: Format) -> list[Outcome]:

@@ -32,7 +32,7 @@ def score(
     if not isinstance(record, Mapping) or "answer" not in record:
         return Unscored(f'neither field {entry!r} nor the record itself holds the data set\'s entry with "answer"; the record has {sorted(fields)}')
     answer = _extracted(completion, extract)
-    value = 0.0 if answer is None else float(_judge(dataset)(answer, dict(record)))
+    value = 0.0 if answer is None else float(_judge(dataset)(answer, {**record, "answer": _as_text(record["answer"])}))
     return value if threshold <= 0 else (float(value >= threshold), {"score_answer": value})
 
 
@@ -59,6 +59,11 @@ def _judge(dataset: str) -> Callable[[str, dict[str, Any]], float]:
         raise ValueError(f"dataset={dataset!r} is none of reasoning_gym's {len(DATASETS)}; near it: {', '.join(near) or 'none'}")
     judge: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(dataset)
     return judge
+
+
+def _as_text(gold: Any) -> Any:
+    """The data sets hold their answers as text; one that a record writes as a number is the same answer."""
+    return str(gold) if isinstance(gold, int | float) and not isinstance(gold, bool) else gold
 
 
 def _extracted(completion: str, extract: Extract) -> str | None:

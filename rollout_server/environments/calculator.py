@@ -21,11 +21,14 @@ MAX_CHARACTERS, MAX_DIGITS = 64, 18
 class Calculator:
     """The record's field `answer` holds the right number.
 
-    tool_reward: for an expression that the calculator could read. malformed: what it says to one that it could not.
+    tool_reward: for an expression that the calculator could read. says: its words, with `{}` for the result. malformed: what it says to an
+    expression that it could not read.
     """
 
-    def __init__(self, *, tool_reward: float = 0.0, malformed: str = "error") -> None:
-        self._tool_reward = tool_reward
+    def __init__(self, *, tool_reward: float = 0.0, says: str = "{}", malformed: str = "error") -> None:
+        if "{}" not in says:
+            raise ValueError(f"says={says!r} has no {{}} for the result; add one")
+        self._tool_reward, self._says = tool_reward, says
         self._malformed = malformed
         self._answer = ""
         self._num_asked = 0
@@ -42,7 +45,7 @@ class Calculator:
         if not said.endswith("="):
             return Step(reward=float(said == self._answer), done=True, parts={"asked": float(self._num_asked > 0)})
         try:
-            result = str(calculate(said[:-1]))
+            result = self._says.replace("{}", str(calculate(said[:-1])))
         except ValueError:
             return Step(observation=self._malformed)
         self._num_asked += 1

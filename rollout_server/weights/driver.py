@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
 from rollout_server.weights.fetching import Source
+from rollout_server.weights.lane import Lane
 from rollout_server.weights.probing import disagreement, probe_of
 from rollout_server.weights.transaction import Action, ActionKind, Event, EventKind, Phase, State, advance
 
@@ -45,7 +45,6 @@ _PHASES = {
     ActionKind.REPORT_LOADED: pb.UPDATE_PHASE_LOADED,
     ActionKind.REPORT_FAILED: pb.UPDATE_PHASE_FAILED,
 }
-_ABANDONABLE = (ActionKind.RECEIVE, ActionKind.FETCH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +111,7 @@ class UpdateDriver:
         self._state = State(loaded=engine.loaded_version)
         self._attached = False
         self._transfers: dict[int, pb.BeginTransfer] = {}  # by epoch, while it may be received
-        self._lane: deque[Action] = deque()
-        self._lane_filled = asyncio.Event()
-        self._running: tuple[Action, asyncio.Task[Event | None]] | None = None
+        self._lane = Lane(self._execute, self._apply)
         self._reports: asyncio.Queue[pb.UpdateReport] = asyncio.Queue()
         self._transfer_s = self._pause_s = 0.0
         self._pieces_s: dict[str, float] = {}
@@ -125,6 +122,11 @@ class UpdateDriver:
     def stale(self) -> bool:
         """Whether the engine serves nothing until the next full update."""
         return self._state.stale
+
+    @property
+    def committing(self) -> bool:
+        """Whether a version is being put in place, so that nothing is drawn."""
+        return self._state.phase is Phase.COMMITTING
 
     @property
     def newest_version(self) -> int:
@@ -174,18 +176,16 @@ class UpdateDriver:
 
     async def current(self) -> None:
         """Returns once the newest version heard of is loaded and nothing is in work."""
-        while self._state.behind or self._state.phase not in (Phase.IDLE, Phase.PREPARED) or self._lane or self._running:
+        while self._state.behind or self._state.phase not in (Phase.IDLE, Phase.PREPARED) or not self._lane.idle:
             await asyncio.sleep(_TICK_S)
 
     async def run(self) -> None:
         """Until cancelled."""
         clock = asyncio.create_task(self._clock())
         try:
-            await self._run_lane()
+            await self._lane.run()
         finally:
             clock.cancel()
-            if self._running is not None:
-                self._running[1].cancel()
 
     def _apply(self, event: Event) -> None:
         before = self._state
@@ -202,15 +202,7 @@ class UpdateDriver:
             if action.kind in _PHASES:
                 self._reports.put_nowait(self._report(action))
             else:
-                self._enqueue(action)
-
-    def _enqueue(self, action: Action) -> None:
-        if action.kind is ActionKind.DISCARD:
-            self._lane = deque(queued for queued in self._lane if queued.kind not in _ABANDONABLE)
-            if self._running is not None and self._running[0].kind in _ABANDONABLE:
-                self._running[1].cancel()
-        self._lane.append(action)
-        self._lane_filled.set()
+                self._lane.add(action)
 
     def _report(self, action: Action) -> pb.UpdateReport:
         if self._state.stale:
@@ -222,20 +214,6 @@ class UpdateDriver:
             report.transfer_s, report.pause_s = self._transfer_s, self._pause_s
             report.pieces_s.update(self._pieces_s)
         return report
-
-    async def _run_lane(self) -> None:
-        while True:
-            await self._lane_filled.wait()
-            if not self._lane:
-                self._lane_filled.clear()
-                continue
-            action = self._lane.popleft()
-            task = asyncio.create_task(self._execute(action))
-            self._running = (action, task)
-            await asyncio.wait({task})  # unlike `await task`, raises only when run() itself is cancelled
-            self._running = None
-            if not task.cancelled() and (event := task.result()) is not None:
-                self._apply(event)
 
     async def _execute(self, action: Action) -> Event | None:
         """One call on the engine; its failure is an event."""

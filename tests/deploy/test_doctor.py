@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -22,8 +23,11 @@ from deploy.cli import app
 from deploy.doctor import machine, run_file, run_folder
 from deploy.doctor.machine import Machine
 from deploy.mistakes import Mistakes
-from protos.learner.v1alpha1 import learner_pb2
+from deploy.schema import load
+from deploy.status import fetch
+from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2
+from protos.rpc import Security, Server
 
 GOOD = Machine(
     python=(3, 11), versions={"torch": "2.13.0+cu130", "vllm": "0.32.0", "transformers": "5.16.1", "torchvision": "0.28.0"}, torch_wanted={"torchvision": "2.13.0"},
@@ -45,6 +49,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"versions": {"vllm": "0.34.0"}, "torch_wanted": {}}, "vllm 0.34.0 is installed, 0.26 to 0.33 are tested"),
         ({"versions": {"transformers": "4.57.0"}, "torch_wanted": {}}, "transformers 4.57.0 is installed, 5.16"),
         ({"torch_wanted": {"torchvision": "2.12.0"}}, "torchvision 0.28.0 was built for torch 2.12.0, 2.13.0+cu130 is installed"),
+        ({"torch_wanted": {"vllm": "2.12.0"}}, "vllm 0.32.0 was built for torch 2.12.0, 2.13.0+cu130 is installed: its kernels may not load; pip install 'torch==2.12.0'"),
         ({"versions": {"torch": "2.13.0+cpu"}, "torch_wanted": {}, "cuda": ""}, "torch 2.13.0+cpu is built for CPUs"),
         ({"driver": "570.86.15"}, "driver 570.86.15 is older than CUDA 13.0 of torch 2.13.0+cu130 needs (580.65)"),
         ({"has_nccl": False}, "no nvidia-nccl is installed"),
@@ -111,6 +116,45 @@ def test_a_model_without_weights_is_found(tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").unlink()
     (found,) = run_file.findings(file)
     assert "the folder has no *.safetensors, hence no weights" in found
+
+
+def a_cluster(folder: Path, **communication: Any) -> Path:
+    file = a_file(folder)
+    content = json.loads(file.read_text())
+    place = {"node_group": "here"}
+    file.write_text(json.dumps({**content, "cluster": {"node_groups": [{"name": "here", "gpus_per_node": 0}], "communication": communication}, "roles": {"actor": place, "rollout": place}}))
+    return file
+
+
+def cards(folder: Path, state: str) -> Path:
+    """As /sys/class lists network cards: lo, eth0, and one RDMA port in a state; empty: none."""
+    for name in ("lo", "eth0"):
+        (folder / "net" / name).mkdir(parents=True)
+    if state:
+        (folder / "infiniband" / "mlx5_0" / "ports" / "1").mkdir(parents=True)
+        (folder / "infiniband" / "mlx5_0" / "ports" / "1" / "state").write_text(state)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("", "lists no device"), ("1: DOWN\n", "ports are 1: DOWN"), ("4: ACTIVE\n", "")],
+)
+def test_rdma_that_is_not_there_is_found(tmp_path: Path, state: str, words: str) -> None:
+    run = load(a_cluster(tmp_path, rdma_enabled=True, interface="eth0"))
+    found = list(run_file.network_findings(run, cards(tmp_path / "class", state)))
+    assert len(found) == bool(words) and all("rdma_enabled=true" in line and words in line for line in found)
+
+
+def test_an_interface_that_is_not_there_is_found(tmp_path: Path) -> None:
+    (found,) = run_file.network_findings(load(a_cluster(tmp_path, interface="ib7")), cards(tmp_path / "class", ""))
+    assert found.startswith("cluster.communication.interface=ib7: this machine has eth0, lo")
+
+
+def test_a_disk_that_is_nearly_full_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=100 << 20))
+    (found,) = run_file.findings(a_file(tmp_path))
+    assert found == f"run_dir={tmp_path / 'run'}: 100 MiB are free on its disk, journal and checkpoints need 10240 MiB or more: make room, or put run_dir elsewhere"
 
 
 # --- a run folder
@@ -205,10 +249,24 @@ def test_a_stale_replica_is_found() -> None:
     status = learner_pb2.GetStatusResponse(newest_version=7, replicas=[
         replica(replica_id="rollout-0", address="h:1", state=rollout_pb2.REPLICA_STATE_SERVING, loaded_version=7, attending=True),
         replica(replica_id="rollout-1", address="h:2", state=rollout_pb2.REPLICA_STATE_STALE, loaded_version=5, attending=True, detail="apply failed"),
-        replica(replica_id="rollout-2", address="h:3", state=rollout_pb2.REPLICA_STATE_STALE, attending=False),
+        replica(replica_id="rollout-2", address="h:3", state=rollout_pb2.REPLICA_STATE_STALE, attending=False, silent_s=42.0),
     ])  # fmt: skip
-    (found,) = run_folder.of_status(status)
-    assert found.startswith("replica rollout-1 at h:2 is STALE at version 5, 7 is published (apply failed)")
+    stale, gone = run_folder.of_status(status)
+    assert stale.startswith("replica rollout-1 at h:2 is STALE at version 5, 7 is published (apply failed)")
+    assert gone.startswith("replica rollout-2 at h:3 is gone, last heard 42 s ago")
+    status.finished = True
+    assert len(list(run_folder.of_status(status))) == 1  # after a run all of them are gone
+
+
+async def test_a_wrong_token_is_told_from_a_learner_that_is_not_there() -> None:
+    server = Server("127.0.0.1:0", [lambda s: learner_pb2_grpc.add_LearnerServiceServicer_to_server(learner_pb2_grpc.LearnerServiceServicer(), s)], Security(token="right"))
+    await server.start()
+    await server.ready()
+    try:
+        with pytest.raises(Mistakes, match=rf"the learner on 127.0.0.1:{server.port} asks for a bearer token, and takes another one than was given"):
+            await fetch(f"127.0.0.1:{server.port}", Security(token="wrong"))
+    finally:
+        await server.stop(grace_s=1.0)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.dry_run import describe, max_open_groups
 from deploy.fleet import LocalFleet
 from deploy.mistakes import Mistakes
 from deploy.schema import RunFile, load, parse
-from deploy.services import Service, describe, max_open_groups
+from deploy.services import Service
 from tests.certificates import Authority
-
-TEMPLATES = Path(__file__).resolve().parents[2] / "deploy" / "templates"
 
 
 def services_of(run: RunFile) -> list[Service]:
@@ -132,12 +131,6 @@ def test_a_file_that_is_no_mapping_is_told(tmp_path: Path, text: str, words: str
 def test_an_override_below_a_plain_value_is_told(content: dict[str, Any]) -> None:
     with pytest.raises(Mistakes, match="run_dir is '.*' and has nothing below it"):
         parse(content, where="run.yaml", overrides={"run_dir.x": 1})
-
-
-@pytest.mark.parametrize("file", sorted(TEMPLATES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_a_template_loads_as_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(TEMPLATES.parents[1])
-    assert describe(load(file))["processes"][0] == "learner"
 
 
 def test_open_groups_follow_the_staleness_bound(content: dict[str, Any]) -> None:

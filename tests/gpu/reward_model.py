@@ -40,8 +40,9 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--items", type=int, default=2000)
+    parser.add_argument("--parts", default="agreement,served,speed", help="those to run")
     options = parser.parse_args()
-    devices = tuple(options.devices.split(","))
+    devices, parts = tuple(options.devices.split(",")), options.parts.split(",")
     found: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name() if devices[0].startswith("cuda") else devices[0], "devices": len(devices)}
     began_s = time.monotonic()
 
@@ -53,10 +54,13 @@ def main() -> None:
         folder = Path(name)
         small = classifier(folder, 64, 2)
         items = conversations(options.items)
-        told(asyncio.run(agreement(small, folder / "causal-64", devices[0], items)))
-        told(served(folder, small, devices, items[:64]))
-        for more in speeds(classifier(folder, options.hidden, options.layers), devices, items):
-            told(more)
+        if "agreement" in parts:
+            told(asyncio.run(agreement(small, folder / "causal-64", devices[0], items)))
+        if "served" in parts:
+            told(served(folder, small, devices, items[:64]))
+        if "speed" in parts:
+            for more in speeds(classifier(folder, options.hidden, options.layers), devices, items):
+                told(more)
     told({"complete": True})
 
 

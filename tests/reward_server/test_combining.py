@@ -44,6 +44,29 @@ def test_a_rule_says_what_it_needs_and_then_the_number(rule: Rule, scores: dict[
     assert rule.decide(known(**scores), {}) == pytest.approx(expected)
 
 
+BIG = 1e308
+
+
+@pytest.mark.parametrize(
+    ("rule", "scores"),
+    [
+        (Sum(weights={"a": 1.0, "b": 1.0}), {"a": BIG, "b": BIG}),  # 2e308 is above the largest float
+        (Sum(weights={"a": 10.0, "b": -10.0}), {"a": BIG, "b": BIG}),  # infinity less infinity
+        (Product(of=("a", "b")), {"a": BIG, "b": 10.0}),
+    ],
+)
+def test_scores_too_large_for_a_float_are_unscored_and_never_nan(rule: Rule, scores: dict[str, float]) -> None:
+    outcomes = [outcome_of(value, known(**scores)) for _ in range(2) if isinstance(value := rule.decide(known(**scores), {}), float)]
+    assert [each.reason for each in outcomes if isinstance(each, Unscored)] == ["non_finite"] * 2
+
+
+def test_one_score_beyond_all_bounds_does_not_spoil_the_running_statistics() -> None:
+    rule = Normalise(of="a", halflife=1e9, warm_up=0)
+    assert rule.decide(known(a=1.0), {}) == 0.0
+    assert rule.decide(known(a=BIG), {}) != rule.decide(known(a=BIG), {})  # NaN
+    assert rule.decide(known(a=3.0), {}) == pytest.approx(1.0)  # of 1 and 3: mean 2, deviation 1
+
+
 @pytest.mark.parametrize(
     ("record", "expected"),
     [({"set": "gsm8k"}, ("math",)), ({"set": 7}, ("seven",)), ({"set": True}, ("true",)), ({"set": "poems"}, ("judge",)), ({}, ("judge",))],

@@ -142,6 +142,8 @@ def test_reasoning_gym_judges_the_extracted_answer_by_the_data_sets_own_rule() -
     assert reasoning_gym.score("", "-4", entry, dataset="chain_sum") == 1.0  # the record is the entry
     assert reasoning_gym.score("", "-4\nbecause", entry, dataset="chain_sum", extract="first_line") == 1.0
     assert isinstance(reasoning_gym.score("", "4", {}, **args), Unscored)
+    as_number = {"answer": -4, "metadata": entry["metadata"]}  # a record that writes the answer as a number
+    assert reasoning_gym.score("", "= -4", as_number, **args) == 1.0 and reasoning_gym.score("", "= 4", as_number, **args) == 0.0
 
 
 def test_reasoning_gym_with_a_threshold_is_one_or_zero_and_keeps_the_judgement_as_a_part() -> None:

@@ -14,6 +14,7 @@ from protos.identity import group_seed, sample_seed
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2
+from rollout_server.concurrency import Window
 from rollout_server.engine import SamplingSpec
 from rollout_server.membership import RefusedError
 from tests.rollout_server import reference
@@ -196,7 +197,7 @@ async def test_a_drain_order_and_a_stop_finish_what_runs_and_say_goodbye(
             learner.order(pb.AttendResponse(drain=pb.DrainOrder(grace_s=10)))
         else:
             running.service.stop()
-        await asyncio.wait_for(running.serving, 15)
+        await asyncio.wait_for(running.serving, 60)
         assert len(learner.submitted) == 2 and learner.goodbyes == number + 1
 
 
@@ -226,6 +227,21 @@ async def test_the_engine_is_never_asked_for_more_than_it_has_room_for(
             most = max(most, running.engine.stats().num_running)
             await asyncio.sleep(0.001)
     assert 3 < most <= 8
+
+
+async def test_a_limit_below_the_engine_s_places_holds_even_for_a_group_that_is_larger(
+    start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path
+) -> None:
+    learner.publish(1, tiny_model)
+    running = await start(**at(learner, reward))
+    running.service.replica.window = Window.fixed(2)
+    await learner.lend(*[a_lease(i, group_size=3) for i in range(6)])
+    most = 0
+    async with asyncio.timeout(20):
+        while len(learner.submitted) < 18:
+            most = max(most, running.engine.stats().num_running)
+            await asyncio.sleep(0.001)
+    assert most == 2 and running.service.replica.want == 3
 
 
 async def test_samples_named_greedy_are_drawn_at_temperature_0_whatever_the_lease_is_for(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import xxhash
 
 from protos.arrays import pack_floats, pack_ids, unpack
@@ -151,9 +153,19 @@ async def test_reports_go_on_from_where_the_learner_stands(start: Start, learner
     part_of(learner.progress[1:])
 
 
-async def test_a_sample_is_drawn_on_when_the_engine_comes_up_again(start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path) -> None:
+async def test_a_sample_is_drawn_on_when_the_engine_comes_up_again(
+    start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner.publish(1, tiny_model)
     running = await start(step_s=0.05, **at(learner, reward))
+    asked: list[int] = []  # tokens that each request began with
+    generate = running.engine.generate
+
+    def counted(prompt_ids: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        asked.append(len(prompt_ids))
+        return generate(prompt_ids, *args, **kwargs)
+
+    monkeypatch.setattr(running.engine, "generate", counted)
     await learner.lend(lent(max_new_tokens=60))
     await learner.until(lambda: bool(learner.progress))
     known = ids(part_of(list(learner.progress)).token_ids)
@@ -162,4 +174,4 @@ async def test_a_sample_is_drawn_on_when_the_engine_comes_up_again(start: Start,
     [trajectory] = learner.submitted
     assert ids(trajectory.completion_ids)[: len(known)] == known
     check_logprobs(trajectory, {1: reference.load(tiny_model)})
-    assert running.engine.stats().num_tokens < 120  # not all of it twice
+    assert asked[0] == len(PROMPT) and asked[-1] >= len(PROMPT) + len(known)

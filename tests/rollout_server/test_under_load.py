@@ -13,6 +13,7 @@ from protos import rpc
 from protos.arrays import pack_ids, unpack
 from protos.rollout.v1alpha1 import rollout_pb2 as pb
 from protos.trajectory.v1alpha1 import trajectory_pb2
+from rollout_server.service import LIVE
 from tests.rollout_server.conftest import Running, Start
 
 PROMPT = [65, 66, 67]
@@ -108,7 +109,7 @@ async def test_a_learner_that_hangs_holds_up_neither_health_nor_plain_streams(st
             health = health_pb2_grpc.HealthStub(channel)
             while not stream.task.done():
                 asked_s = time.monotonic()
-                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=20)
+                answer = await health.Check(health_pb2.HealthCheckRequest(service=LIVE), timeout=20)
                 waits.append(time.monotonic() - asked_s)
                 seen.append(stream.num_tokens)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING

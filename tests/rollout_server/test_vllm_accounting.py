@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollout_server.latency import Latency, quantiles
 from rollout_server.vllm_accounting import Accounting
 
 
@@ -63,3 +64,22 @@ async def test_a_request_is_known_once_admitted_until_forgotten() -> None:
 def test_a_vllm_without_the_queue_is_refused() -> None:
     with pytest.raises(AssertionError, match="no engine_core.outputs_queue"):
         Accounting(SimpleNamespace(engine_core=SimpleNamespace(), output_processor=None))
+
+
+async def test_the_wait_for_the_first_token_and_the_gaps_after_it_are_taken_of_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    # admitted at 10 s, first token at 12, two more until the end at 15: 2 s, and 3 s for two gaps; a request of one token has no gap
+    engine, now = an_engine(), [10.0]
+    monkeypatch.setattr("rollout_server.vllm_accounting.time.monotonic", lambda: now[0])
+    accounting = Accounting(engine)
+    admit(engine, "a")
+    for now[0], num_tokens, finish in ((12.0, 1, None), (13.0, 1, None), (15.0, 1, "stop")):
+        engine.engine_core.outputs_queue.put_nowait(SimpleNamespace(outputs=[output("a-inner", num_tokens, finish)]))
+    admit(engine, "b")
+    now[0] = 16.0
+    engine.engine_core.outputs_queue.put_nowait(SimpleNamespace(outputs=[output("b-inner", 1, "length")]))
+    latency = accounting.latency
+    assert list(latency.first_token_s) == [2.0, 1.0] and list(latency.inter_token_s) == [1.5]
+    assert (latency.num_first_tokens, latency.total_first_token_s, latency.num_gaps, latency.total_gap_s) == (2, 3.0, 2, 3.0)
+    assert quantiles(latency.first_token_s) == {"0.5": 1.0, "0.95": 2.0, "0.99": 2.0} and quantiles([]) == {}
+    assert quantiles([4, 1, 3, 2]) == {"0.5": 2, "0.95": 4, "0.99": 4}
+    assert accounting._begun_s == {} and Latency.of([latency, latency]).num_gaps == 4

@@ -32,7 +32,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
         self.engine_core = self.input_processor = self
-        self.output_processor = SimpleNamespace(add_request=lambda request: None)
+        self.output_processor = SimpleNamespace(add_request=lambda request: None, request_states={})
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -81,6 +81,19 @@ async def test_tokens_reach_their_streams_whole_completions_in_one_piece_and_vll
     assert intake.num_drawn() == {} and intake.num_arrived == 4 and intake.num_steps == 2 and engine.outputs_queue.empty()
     await intake.close(first)
     assert engine.aborted == []  # both had ended
+
+
+async def test_what_the_scheduler_tells_is_taken_and_not_queued_for_a_handler_that_does_not_run() -> None:
+    # A hundred steps with figures, of which the front end of vLLM, idle, would never take one.
+    engine = FakeEngine()
+    intake = Intake(engine, interval_s=0.0)
+    a, _ = await opened(engine, intake, "a")
+    for _ in range(100):
+        step = a_step((a, [5], 0))
+        step.scheduler_stats = SimpleNamespace(prefix_cache_stats=SimpleNamespace(queries=10, hits=4))
+        engine.send(step)
+    assert engine.outputs_queue.empty()
+    assert intake.scheduler is step.scheduler_stats and (intake.num_prefix_tokens, intake.num_prefix_hit_tokens) == (1000, 400)
 
 
 async def test_a_stream_s_deltas_lie_an_interval_apart_but_the_first_and_the_last_come_at_once() -> None:

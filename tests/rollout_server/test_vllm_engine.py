@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -92,7 +93,7 @@ async def test_the_seed_decides_the_tokens_in_any_company(engine: VllmEngine) ->
     assert among.ids == alone.ids
 
 
-async def test_a_stop_token_ends_the_sample_and_stays_in_it_even_as_its_only_token(engine: VllmEngine) -> None:
+async def test_a_stop_token_ends_the_sample_and_stays_in_it_even_as_its_only_token(engine: VllmEngine) -> None:  # faults.md 57, 58
     free = await drawn(engine, PROMPT, 3)
     assert free.last is not None and free.last.finish == "length" and len(free.ids) == 24
     only = await drawn(engine, PROMPT, 3, stop_token_ids=(free.ids[0],))
@@ -259,6 +260,15 @@ async def test_the_probe_is_a_forward_pass_under_the_loaded_weights(engine: Vllm
         values = await engine.probe(PROMPT)
         assert largest_difference(values, reference.logprobs(reference.load(weights.served), PROMPT[:1], PROMPT[1:])) < 1e-4
         await weights.commit(await weights.stage())
+
+
+async def test_a_prompt_s_log_probs_are_the_same_with_and_without_what_is_cached_of_it(engine: VllmEngine) -> None:
+    # faults.md 44: one token more than two blocks of 32; scored twice, and after a longer prompt that begins alike: 64 finite values each time
+    prompt = PROMPT[:65]
+    first, again = await engine.probe(prompt), await engine.probe(prompt)
+    await drawn(engine, PROMPT, 9)
+    after = await engine.probe(prompt)
+    assert len(first) == 64 and all(math.isfinite(value) for value in first) and first == again == after
 
 
 async def test_an_update_of_another_model_is_refused_by_name_before_anything_is_touched(

@@ -65,6 +65,7 @@ async def test_kept_kv_continues_under_new_weights_aborts_nobody_and_is_never_fo
 
 
 async def test_a_killed_engine_process_ends_its_requests_and_comes_back(tiny_model: Path, tmp_path: Path) -> None:
+    # faults.md 11, 12: an engine that lost what it held serves nothing (STARTING) until the version is back, and then that one, not the folder's weights
     other = reference.perturbed(tiny_model, tmp_path / "other", seed=1)
     async with an_engine(tiny_model) as engine, contextlib.AsyncExitStack() as exit_stack:
         replica = Replica(engine, attends=False, max_num_seqs=32)
@@ -97,7 +98,7 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
-def test_nothing_of_a_killed_server_stays_behind(tiny_model: Path, tmp_path: Path) -> None:
+def test_nothing_of_a_killed_server_stays_behind(tiny_model: Path, tmp_path: Path) -> None:  # faults.md 128
     config, log = tmp_path / "rollout.json", tmp_path / "log"
     config.write_text(json.dumps({"model": str(tiny_model), "max_model_len": 256, "kv_cache_bytes": 64 << 20, "threads": 1}))
     with log.open("w") as out:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollout_server import vllm_setup
 from rollout_server.engine import SamplingSpec
 from rollout_server.vllm_drawing import part_of
 
@@ -24,8 +25,21 @@ def test_the_log_prob_is_that_of_the_drawn_token_whatever_stands_first_in_the_ma
 
 def test_neutral_parameters_are_stated_and_prompt_log_probs_are_never_asked_for() -> None:
     # faults.md 42: what the model's generation_config says has no place left to go; 44: no value is read from cached prompt positions
-    from rollout_server import vllm_setup
-
     asked = vllm_setup.request_parameters(SamplingSpec(temperature=0.6, max_new_tokens=4, seed=7), 100, False)
     assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty) == (0.6, 1.0, 0, 0.0, 1.0, 0.0, 0.0)
     assert asked.prompt_logprobs is None and asked.seed == 7 and asked.logprobs is not None
+
+
+def test_a_process_that_ends_while_vllm_kills_it_is_no_failure_of_the_stop() -> None:  # faults.md 128
+    class NoSuchProcess(Exception):
+        """Named as the one of psutil."""
+
+    def fails(error: Exception) -> SimpleNamespace:
+        def shutdown() -> None:
+            raise error
+
+        return SimpleNamespace(shutdown=shutdown)
+
+    vllm_setup.shut_down(fails(NoSuchProcess("process no longer exists (pid=28458)")))
+    with pytest.raises(RuntimeError, match="something else"):
+        vllm_setup.shut_down(fails(RuntimeError("something else")))

@@ -15,10 +15,15 @@ from learner.gateway.segments import Entry, read_segment, segment_numbers, segme
 
 def journal_records(run_dir: Path) -> list[dict[str, Any]]:
     """Every record that the segmented journal still has, oldest first; also of a gateway that is running."""
+    return [record for record, _ in journal_entries(run_dir)]
+
+
+def journal_entries(run_dir: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """As `journal_records`, each with its payload."""
     folder = run_dir / "journal"
     numbers = segment_numbers(folder)
     entries = [entry for number in numbers for entry in read_segment(segment_path(folder, number), last=number == numbers[-1])]
-    return [entry.record for entry in entries if isinstance(entry, Entry)]
+    return [(entry.record, bytes(entry.payload)) for entry in entries if isinstance(entry, Entry)]
 
 
 def newest_step(run_dir: Path) -> int:

@@ -26,41 +26,41 @@ from protos.manifest.v1alpha1 import manifest_pb2 as protos_dot_manifest_dot_v1a
 from protos.trajectory.v1alpha1 import trajectory_pb2 as protos_dot_trajectory_dot_v1alpha1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/rollout/v1alpha1/rollout.proto\x12\x17protos.rollout.v1alpha1\x1a\'protos/manifest/v1alpha1/manifest.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"u\n\nChatPrompt\x12=\n\x08messages\x18\x01 \x03(\x0b\x32+.protos.rollout.v1alpha1.ChatPrompt.Message\x1a(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xf1\x01\n\x0fGenerateRequest\x12=\n\nprompt_ids\x18\x01 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArrayH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\x04\x63hat\x18\x03 \x01(\x0b\x32#.protos.rollout.v1alpha1.ChatPromptH\x00\x12<\n\x08sampling\x18\x04 \x01(\x0b\x32*.protos.trajectory.v1alpha1.SamplingParams\x12\x12\n\ndetokenize\x18\x05 \x01(\x08\x42\x08\n\x06prompt\"\x95\x03\n\x10GenerateResponse\x12:\n\ttoken_ids\x18\x01 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x39\n\x08logprobs\x18\x02 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x0c\n\x04text\x18\x03 \x01(\t\x12?\n\rfinish_reason\x18\x04 \x01(\x0e\x32(.protos.trajectory.v1alpha1.FinishReason\x12\x36\n\x05spans\x18\x05 \x03(\x0b\x32\'.protos.trajectory.v1alpha1.VersionSpan\x12\x46\n\x12\x65\x66\x66\x65\x63tive_sampling\x18\x06 \x01(\x0b\x32*.protos.trajectory.v1alpha1.SamplingParams\x12;\n\nprompt_ids\x18\x07 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\"\x12\n\x10GetStatusRequest\"\x8a\x02\n\x11GetStatusResponse\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.protos.rollout.v1alpha1.ReplicaState\x12\x16\n\x0eloaded_version\x18\x03 \x01(\x04\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0bnum_refused\x18\x1e \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x12\n\nnum_tokens\x18\t \x01(\x04\x12\x0f\n\x07learner\x18\n \x01(\t\"\"\n\x12LoadWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"&\n\x13LoadWeightsResponse\x12\x0f\n\x07pause_s\x18\x01 \x01(\x02\"\x1f\n\x0c\x44rainRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x02\"$\n\rDrainResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\r\"@\n\x13\x46\x65tchWeightsRequest\x12\x14\n\x0chave_version\x18\x01 \x01(\x04\x12\x13\n\x0bhave_layout\x18\x02 \x01(\x04\"\xcc\x02\n\x14\x46\x65tchWeightsResponse\x12\x36\n\x08manifest\x18\x01 \x01(\x0b\x32\".protos.manifest.v1alpha1.ManifestH\x00\x12\x44\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x33.protos.rollout.v1alpha1.FetchWeightsResponse.ChunkH\x00\x12\x39\n\ndelta_plan\x18\x03 \x01(\x0b\x32#.protos.manifest.v1alpha1.DeltaPlanH\x00\x12\x39\n\ndelta_part\x18\x04 \x01(\x0b\x32#.protos.manifest.v1alpha1.DeltaPartH\x00\x1a\x35\n\x05\x43hunk\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x42\t\n\x07message*\xb4\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_WAITING\x10\x02\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x03\x12\x17\n\x13REPLICA_STATE_STALE\x10\x04\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x05\x32\x88\x04\n\x0eRolloutService\x12\x61\n\x08Generate\x12(.protos.rollout.v1alpha1.GenerateRequest\x1a).protos.rollout.v1alpha1.GenerateResponse0\x01\x12\x62\n\tGetStatus\x12).protos.rollout.v1alpha1.GetStatusRequest\x1a*.protos.rollout.v1alpha1.GetStatusResponse\x12h\n\x0bLoadWeights\x12+.protos.rollout.v1alpha1.LoadWeightsRequest\x1a,.protos.rollout.v1alpha1.LoadWeightsResponse\x12V\n\x05\x44rain\x12%.protos.rollout.v1alpha1.DrainRequest\x1a&.protos.rollout.v1alpha1.DrainResponse\x12m\n\x0c\x46\x65tchWeights\x12,.protos.rollout.v1alpha1.FetchWeightsRequest\x1a-.protos.rollout.v1alpha1.FetchWeightsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/rollout/v1alpha1/rollout.proto\x12\x17protos.rollout.v1alpha1\x1a\'protos/manifest/v1alpha1/manifest.proto\x1a+protos/trajectory/v1alpha1/trajectory.proto\"u\n\nChatPrompt\x12=\n\x08messages\x18\x01 \x03(\x0b\x32+.protos.rollout.v1alpha1.ChatPrompt.Message\x1a(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x80\x02\n\x0fGenerateRequest\x12=\n\nprompt_ids\x18\x01 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArrayH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\x04\x63hat\x18\x03 \x01(\x0b\x32#.protos.rollout.v1alpha1.ChatPromptH\x00\x12<\n\x08sampling\x18\x04 \x01(\x0b\x32*.protos.trajectory.v1alpha1.SamplingParams\x12\x12\n\ndetokenize\x18\x05 \x01(\x08\x12\r\n\x05whole\x18\x06 \x01(\x08\x42\x08\n\x06prompt\"\xae\x03\n\x10GenerateResponse\x12:\n\ttoken_ids\x18\x01 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x39\n\x08logprobs\x18\x02 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x0c\n\x04text\x18\x03 \x01(\t\x12?\n\rfinish_reason\x18\x04 \x01(\x0e\x32(.protos.trajectory.v1alpha1.FinishReason\x12\x36\n\x05spans\x18\x05 \x03(\x0b\x32\'.protos.trajectory.v1alpha1.VersionSpan\x12\x46\n\x12\x65\x66\x66\x65\x63tive_sampling\x18\x06 \x01(\x0b\x32*.protos.trajectory.v1alpha1.SamplingParams\x12;\n\nprompt_ids\x18\x07 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x17\n\x0funusable_reason\x18\x08 \x01(\t\"\x12\n\x10GetStatusRequest\"\x8a\x02\n\x11GetStatusResponse\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.protos.rollout.v1alpha1.ReplicaState\x12\x16\n\x0eloaded_version\x18\x03 \x01(\x04\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0bnum_refused\x18\x1e \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x12\n\nnum_tokens\x18\t \x01(\x04\x12\x0f\n\x07learner\x18\n \x01(\t\"\"\n\x12LoadWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"&\n\x13LoadWeightsResponse\x12\x0f\n\x07pause_s\x18\x01 \x01(\x02\"\x1f\n\x0c\x44rainRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x02\"$\n\rDrainResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\r\"@\n\x13\x46\x65tchWeightsRequest\x12\x14\n\x0chave_version\x18\x01 \x01(\x04\x12\x13\n\x0bhave_layout\x18\x02 \x01(\x04\"\xcc\x02\n\x14\x46\x65tchWeightsResponse\x12\x36\n\x08manifest\x18\x01 \x01(\x0b\x32\".protos.manifest.v1alpha1.ManifestH\x00\x12\x44\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x33.protos.rollout.v1alpha1.FetchWeightsResponse.ChunkH\x00\x12\x39\n\ndelta_plan\x18\x03 \x01(\x0b\x32#.protos.manifest.v1alpha1.DeltaPlanH\x00\x12\x39\n\ndelta_part\x18\x04 \x01(\x0b\x32#.protos.manifest.v1alpha1.DeltaPartH\x00\x1a\x35\n\x05\x43hunk\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x42\t\n\x07message*\xb4\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_WAITING\x10\x02\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x03\x12\x17\n\x13REPLICA_STATE_STALE\x10\x04\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x05\x32\x88\x04\n\x0eRolloutService\x12\x61\n\x08Generate\x12(.protos.rollout.v1alpha1.GenerateRequest\x1a).protos.rollout.v1alpha1.GenerateResponse0\x01\x12\x62\n\tGetStatus\x12).protos.rollout.v1alpha1.GetStatusRequest\x1a*.protos.rollout.v1alpha1.GetStatusResponse\x12h\n\x0bLoadWeights\x12+.protos.rollout.v1alpha1.LoadWeightsRequest\x1a,.protos.rollout.v1alpha1.LoadWeightsResponse\x12V\n\x05\x44rain\x12%.protos.rollout.v1alpha1.DrainRequest\x1a&.protos.rollout.v1alpha1.DrainResponse\x12m\n\x0c\x46\x65tchWeights\x12,.protos.rollout.v1alpha1.FetchWeightsRequest\x1a-.protos.rollout.v1alpha1.FetchWeightsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.rollout.v1alpha1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICASTATE']._serialized_start=1761
-  _globals['_REPLICASTATE']._serialized_end=1941
+  _globals['_REPLICASTATE']._serialized_start=1801
+  _globals['_REPLICASTATE']._serialized_end=1981
   _globals['_CHATPROMPT']._serialized_start=152
   _globals['_CHATPROMPT']._serialized_end=269
   _globals['_CHATPROMPT_MESSAGE']._serialized_start=229
   _globals['_CHATPROMPT_MESSAGE']._serialized_end=269
   _globals['_GENERATEREQUEST']._serialized_start=272
-  _globals['_GENERATEREQUEST']._serialized_end=513
-  _globals['_GENERATERESPONSE']._serialized_start=516
-  _globals['_GENERATERESPONSE']._serialized_end=921
-  _globals['_GETSTATUSREQUEST']._serialized_start=923
-  _globals['_GETSTATUSREQUEST']._serialized_end=941
-  _globals['_GETSTATUSRESPONSE']._serialized_start=944
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1210
-  _globals['_LOADWEIGHTSREQUEST']._serialized_start=1212
-  _globals['_LOADWEIGHTSREQUEST']._serialized_end=1246
-  _globals['_LOADWEIGHTSRESPONSE']._serialized_start=1248
-  _globals['_LOADWEIGHTSRESPONSE']._serialized_end=1286
-  _globals['_DRAINREQUEST']._serialized_start=1288
-  _globals['_DRAINREQUEST']._serialized_end=1319
-  _globals['_DRAINRESPONSE']._serialized_start=1321
-  _globals['_DRAINRESPONSE']._serialized_end=1357
-  _globals['_FETCHWEIGHTSREQUEST']._serialized_start=1359
-  _globals['_FETCHWEIGHTSREQUEST']._serialized_end=1423
-  _globals['_FETCHWEIGHTSRESPONSE']._serialized_start=1426
-  _globals['_FETCHWEIGHTSRESPONSE']._serialized_end=1758
-  _globals['_FETCHWEIGHTSRESPONSE_CHUNK']._serialized_start=1694
-  _globals['_FETCHWEIGHTSRESPONSE_CHUNK']._serialized_end=1747
-  _globals['_ROLLOUTSERVICE']._serialized_start=1944
-  _globals['_ROLLOUTSERVICE']._serialized_end=2464
+  _globals['_GENERATEREQUEST']._serialized_end=528
+  _globals['_GENERATERESPONSE']._serialized_start=531
+  _globals['_GENERATERESPONSE']._serialized_end=961
+  _globals['_GETSTATUSREQUEST']._serialized_start=963
+  _globals['_GETSTATUSREQUEST']._serialized_end=981
+  _globals['_GETSTATUSRESPONSE']._serialized_start=984
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1250
+  _globals['_LOADWEIGHTSREQUEST']._serialized_start=1252
+  _globals['_LOADWEIGHTSREQUEST']._serialized_end=1286
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_start=1288
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_end=1326
+  _globals['_DRAINREQUEST']._serialized_start=1328
+  _globals['_DRAINREQUEST']._serialized_end=1359
+  _globals['_DRAINRESPONSE']._serialized_start=1361
+  _globals['_DRAINRESPONSE']._serialized_end=1397
+  _globals['_FETCHWEIGHTSREQUEST']._serialized_start=1399
+  _globals['_FETCHWEIGHTSREQUEST']._serialized_end=1463
+  _globals['_FETCHWEIGHTSRESPONSE']._serialized_start=1466
+  _globals['_FETCHWEIGHTSRESPONSE']._serialized_end=1798
+  _globals['_FETCHWEIGHTSRESPONSE_CHUNK']._serialized_start=1734
+  _globals['_FETCHWEIGHTSRESPONSE_CHUNK']._serialized_end=1787
+  _globals['_ROLLOUTSERVICE']._serialized_start=1984
+  _globals['_ROLLOUTSERVICE']._serialized_end=2504
 # @@protoc_insertion_point(module_scope)

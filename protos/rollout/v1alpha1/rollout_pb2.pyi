@@ -38,21 +38,23 @@ class ChatPrompt(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatPrompt.Message, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt_ids", "text", "chat", "sampling", "detokenize")
+    __slots__ = ("prompt_ids", "text", "chat", "sampling", "detokenize", "whole")
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DETOKENIZE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     prompt_ids: _trajectory_pb2.PackedArray
     text: str
     chat: ChatPrompt
     sampling: _trajectory_pb2.SamplingParams
     detokenize: bool
-    def __init__(self, prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[bool] = ...) -> None: ...
+    whole: bool
+    def __init__(self, prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[bool] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "text", "finish_reason", "spans", "effective_sampling", "prompt_ids")
+    __slots__ = ("token_ids", "logprobs", "text", "finish_reason", "spans", "effective_sampling", "prompt_ids", "unusable_reason")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,7 @@ class GenerateResponse(_message.Message):
     SPANS_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    UNUSABLE_REASON_FIELD_NUMBER: _ClassVar[int]
     token_ids: _trajectory_pb2.PackedArray
     logprobs: _trajectory_pb2.PackedArray
     text: str
@@ -67,7 +70,8 @@ class GenerateResponse(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.VersionSpan]
     effective_sampling: _trajectory_pb2.SamplingParams
     prompt_ids: _trajectory_pb2.PackedArray
-    def __init__(self, token_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., logprobs: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_trajectory_pb2.FinishReason, str]] = ..., spans: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., effective_sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ...) -> None: ...
+    unusable_reason: str
+    def __init__(self, token_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., logprobs: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_trajectory_pb2.FinishReason, str]] = ..., spans: _Optional[_Iterable[_Union[_trajectory_pb2.VersionSpan, _Mapping]]] = ..., effective_sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ..., prompt_ids: _Optional[_Union[_trajectory_pb2.PackedArray, _Mapping]] = ..., unusable_reason: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+protos/trajectory/v1alpha1/trajectory.proto\x12\x1aprotos.trajectory.v1alpha1\"S\n\x0bPackedArray\x12\x36\n\x05\x64type\x18\x01 \x01(\x0e\x32\'.protos.trajectory.v1alpha1.PackedDtype\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x81\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x04\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\x81\x01\n\x05Score\x12\r\n\x05value\x18\x01 \x01(\x01\x12;\n\x05parts\x18\x02 \x03(\x0b\x32,.protos.trajectory.v1alpha1.Score.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"V\n\x08Unscored\x12:\n\x06reason\x18\x01 \x01(\x0e\x32*.protos.trajectory.v1alpha1.UnscoredReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x91\x01\n\x06Reward\x12\x32\n\x05score\x18\x01 \x01(\x0b\x32!.protos.trajectory.v1alpha1.ScoreH\x00\x12\x38\n\x08unscored\x18\x02 \x01(\x0b\x32$.protos.trajectory.v1alpha1.UnscoredH\x00\x12\x0e\n\x06scorer\x18\x03 \x01(\tB\t\n\x07outcome\"\xb5\x02\n\x06Strand\x12;\n\nprompt_ids\x18\x01 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12?\n\x0e\x63ompletion_ids\x18\x02 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x39\n\x08logprobs\x18\x03 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12:\n\tloss_mask\x18\x04 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x36\n\x05spans\x18\x05 \x03(\x0b\x32\'.protos.trajectory.v1alpha1.VersionSpan\"R\n\x04Turn\x12\x0e\n\x06strand\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x13\n\x06reward\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\t\n\x07_reward\"\xb5\x05\n\nTrajectory\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x14\n\x0csample_index\x18\x02 \x01(\r\x12;\n\nprompt_ids\x18\x03 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12?\n\x0e\x63ompletion_ids\x18\x04 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x39\n\x08logprobs\x18\x05 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12:\n\tloss_mask\x18\x06 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x36\n\x05spans\x18\x07 \x03(\x0b\x32\'.protos.trajectory.v1alpha1.VersionSpan\x12?\n\rfinish_reason\x18\x08 \x01(\x0e\x32(.protos.trajectory.v1alpha1.FinishReason\x12\x32\n\x06reward\x18\t \x01(\x0b\x32\".protos.trajectory.v1alpha1.Reward\x12\x17\n\x0funusable_reason\x18\n \x01(\t\x12\x12\n\nreplica_id\x18\x0b \x01(\t\x12\x0c\n\x04text\x18\x0c \x01(\t\x12\x12\n\ngenerate_s\x18\r \x01(\x02\x12\x0f\n\x07score_s\x18\x0e \x01(\x02\x12\x38\n\x0cmore_strands\x18\x14 \x03(\x0b\x32\".protos.trajectory.v1alpha1.Strand\x12/\n\x05turns\x18\x15 \x03(\x0b\x32 .protos.trajectory.v1alpha1.Turn\x12\x12\n\nown_prompt\x18\x16 \x01(\x08*u\n\x0bPackedDtype\x12\x1c\n\x18PACKED_DTYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12PACKED_DTYPE_INT32\x10\x01\x12\x18\n\x14PACKED_DTYPE_FLOAT32\x10\x02\x12\x16\n\x12PACKED_DTYPE_UINT8\x10\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\xac\x02\n\x0eUnscoredReason\x12\x1f\n\x1bUNSCORED_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17UNSCORED_REASON_TIMEOUT\x10\x01\x12\x19\n\x15UNSCORED_REASON_ERROR\x10\x02\x12\x1e\n\x1aUNSCORED_REASON_NON_FINITE\x10\x03\x12\x1f\n\x1bUNSCORED_REASON_UNAVAILABLE\x10\x04\x12\x1b\n\x17UNSCORED_REASON_REFUSED\x10\x05\x12!\n\x1dUNSCORED_REASON_BAD_REFERENCE\x10\x06\x12\x1e\n\x1aUNSCORED_REASON_OVERLOADED\x10\x07\x12 \n\x1cUNSCORED_REASON_BREAKER_OPEN\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+protos/trajectory/v1alpha1/trajectory.proto\x12\x1aprotos.trajectory.v1alpha1\"S\n\x0bPackedArray\x12\x36\n\x05\x64type\x18\x01 \x01(\x0e\x32\'.protos.trajectory.v1alpha1.PackedDtype\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xb8\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x11\n\tbad_words\x18\x07 \x03(\t\x12\r\n\x05regex\x18\x08 \x01(\t\x12\x13\n\x0bjson_schema\x18\t \x01(\t\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\x81\x01\n\x05Score\x12\r\n\x05value\x18\x01 \x01(\x01\x12;\n\x05parts\x18\x02 \x03(\x0b\x32,.protos.trajectory.v1alpha1.Score.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"V\n\x08Unscored\x12:\n\x06reason\x18\x01 \x01(\x0e\x32*.protos.trajectory.v1alpha1.UnscoredReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x91\x01\n\x06Reward\x12\x32\n\x05score\x18\x01 \x01(\x0b\x32!.protos.trajectory.v1alpha1.ScoreH\x00\x12\x38\n\x08unscored\x18\x02 \x01(\x0b\x32$.protos.trajectory.v1alpha1.UnscoredH\x00\x12\x0e\n\x06scorer\x18\x03 \x01(\tB\t\n\x07outcome\"\xb5\x02\n\x06Strand\x12;\n\nprompt_ids\x18\x01 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12?\n\x0e\x63ompletion_ids\x18\x02 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x39\n\x08logprobs\x18\x03 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12:\n\tloss_mask\x18\x04 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x36\n\x05spans\x18\x05 \x03(\x0b\x32\'.protos.trajectory.v1alpha1.VersionSpan\"R\n\x04Turn\x12\x0e\n\x06strand\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x13\n\x06reward\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\t\n\x07_reward\"\xb5\x05\n\nTrajectory\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x14\n\x0csample_index\x18\x02 \x01(\r\x12;\n\nprompt_ids\x18\x03 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12?\n\x0e\x63ompletion_ids\x18\x04 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x39\n\x08logprobs\x18\x05 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12:\n\tloss_mask\x18\x06 \x01(\x0b\x32\'.protos.trajectory.v1alpha1.PackedArray\x12\x36\n\x05spans\x18\x07 \x03(\x0b\x32\'.protos.trajectory.v1alpha1.VersionSpan\x12?\n\rfinish_reason\x18\x08 \x01(\x0e\x32(.protos.trajectory.v1alpha1.FinishReason\x12\x32\n\x06reward\x18\t \x01(\x0b\x32\".protos.trajectory.v1alpha1.Reward\x12\x17\n\x0funusable_reason\x18\n \x01(\t\x12\x12\n\nreplica_id\x18\x0b \x01(\t\x12\x0c\n\x04text\x18\x0c \x01(\t\x12\x12\n\ngenerate_s\x18\r \x01(\x02\x12\x0f\n\x07score_s\x18\x0e \x01(\x02\x12\x38\n\x0cmore_strands\x18\x14 \x03(\x0b\x32\".protos.trajectory.v1alpha1.Strand\x12/\n\x05turns\x18\x15 \x03(\x0b\x32 .protos.trajectory.v1alpha1.Turn\x12\x12\n\nown_prompt\x18\x16 \x01(\x08*u\n\x0bPackedDtype\x12\x1c\n\x18PACKED_DTYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12PACKED_DTYPE_INT32\x10\x01\x12\x18\n\x14PACKED_DTYPE_FLOAT32\x10\x02\x12\x16\n\x12PACKED_DTYPE_UINT8\x10\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\xac\x02\n\x0eUnscoredReason\x12\x1f\n\x1bUNSCORED_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17UNSCORED_REASON_TIMEOUT\x10\x01\x12\x19\n\x15UNSCORED_REASON_ERROR\x10\x02\x12\x1e\n\x1aUNSCORED_REASON_NON_FINITE\x10\x03\x12\x1f\n\x1bUNSCORED_REASON_UNAVAILABLE\x10\x04\x12\x1b\n\x17UNSCORED_REASON_REFUSED\x10\x05\x12!\n\x1dUNSCORED_REASON_BAD_REFERENCE\x10\x06\x12\x1e\n\x1aUNSCORED_REASON_OVERLOADED\x10\x07\x12 \n\x1cUNSCORED_REASON_BREAKER_OPEN\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCORE_PARTSENTRY']._loaded_options = None
   _globals['_SCORE_PARTSENTRY']._serialized_options = b'8\001'
-  _globals['_PACKEDDTYPE']._serialized_start=1812
-  _globals['_PACKEDDTYPE']._serialized_end=1929
-  _globals['_FINISHREASON']._serialized_start=1931
-  _globals['_FINISHREASON']._serialized_end=2051
-  _globals['_UNSCOREDREASON']._serialized_start=2054
-  _globals['_UNSCOREDREASON']._serialized_end=2354
+  _globals['_PACKEDDTYPE']._serialized_start=1867
+  _globals['_PACKEDDTYPE']._serialized_end=1984
+  _globals['_FINISHREASON']._serialized_start=1986
+  _globals['_FINISHREASON']._serialized_end=2106
+  _globals['_UNSCOREDREASON']._serialized_start=2109
+  _globals['_UNSCOREDREASON']._serialized_end=2409
   _globals['_PACKEDARRAY']._serialized_start=75
   _globals['_PACKEDARRAY']._serialized_end=158
   _globals['_SAMPLINGPARAMS']._serialized_start=161
-  _globals['_SAMPLINGPARAMS']._serialized_end=290
-  _globals['_VERSIONSPAN']._serialized_start=292
-  _globals['_VERSIONSPAN']._serialized_end=350
-  _globals['_SCORE']._serialized_start=353
-  _globals['_SCORE']._serialized_end=482
-  _globals['_SCORE_PARTSENTRY']._serialized_start=438
-  _globals['_SCORE_PARTSENTRY']._serialized_end=482
-  _globals['_UNSCORED']._serialized_start=484
-  _globals['_UNSCORED']._serialized_end=570
-  _globals['_REWARD']._serialized_start=573
-  _globals['_REWARD']._serialized_end=718
-  _globals['_STRAND']._serialized_start=721
-  _globals['_STRAND']._serialized_end=1030
-  _globals['_TURN']._serialized_start=1032
-  _globals['_TURN']._serialized_end=1114
-  _globals['_TRAJECTORY']._serialized_start=1117
-  _globals['_TRAJECTORY']._serialized_end=1810
+  _globals['_SAMPLINGPARAMS']._serialized_end=345
+  _globals['_VERSIONSPAN']._serialized_start=347
+  _globals['_VERSIONSPAN']._serialized_end=405
+  _globals['_SCORE']._serialized_start=408
+  _globals['_SCORE']._serialized_end=537
+  _globals['_SCORE_PARTSENTRY']._serialized_start=493
+  _globals['_SCORE_PARTSENTRY']._serialized_end=537
+  _globals['_UNSCORED']._serialized_start=539
+  _globals['_UNSCORED']._serialized_end=625
+  _globals['_REWARD']._serialized_start=628
+  _globals['_REWARD']._serialized_end=773
+  _globals['_STRAND']._serialized_start=776
+  _globals['_STRAND']._serialized_end=1085
+  _globals['_TURN']._serialized_start=1087
+  _globals['_TURN']._serialized_end=1169
+  _globals['_TRAJECTORY']._serialized_start=1172
+  _globals['_TRAJECTORY']._serialized_end=1865
 # @@protoc_insertion_point(module_scope)

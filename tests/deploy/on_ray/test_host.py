@@ -43,12 +43,12 @@ def module(folder: Path, body: str) -> dict[str, str]:
 
 
 def test_a_process_gets_its_configuration_as_a_file_and_its_log_comes_back(host: Host, tmp_path: Path) -> None:
-    host.start("served", '{"word": "grist"}', module(tmp_path, SAYS), str(tmp_path))
+    host.start(("served",), '{"word": "grist"}', module(tmp_path, SAYS), str(tmp_path))
     assert ended(host) == (0, b"grist\n")
 
 
 def test_a_process_is_asked_to_leave_and_does(host: Host, tmp_path: Path) -> None:
-    host.start("served", "{}", module(tmp_path, SLEEPS), str(tmp_path))
+    host.start(("served",), "{}", module(tmp_path, SLEEPS), str(tmp_path))
     said = b""
     while b"up" not in said:
         said += host.poll(len(said))[1]
@@ -59,7 +59,7 @@ def test_a_process_is_asked_to_leave_and_does(host: Host, tmp_path: Path) -> Non
 def test_what_ray_sets_for_its_workers_is_not_inherited(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_JOB_ID", "01")
-    host.start("served", "{}", module(tmp_path, "import os\nprint([n for n in os.environ if n.startswith(('RAY', 'OMP'))])"), str(tmp_path))
+    host.start(("served",), "{}", module(tmp_path, "import os\nprint([n for n in os.environ if n.startswith(('RAY', 'OMP'))])"), str(tmp_path))
     assert ended(host) == (0, b"[]\n")
 
 
@@ -76,7 +76,7 @@ def test_a_folder_that_is_not_on_the_machine_is_named(host: Host, tmp_path: Path
 
 def test_a_clean_host_leaves_neither_process_nor_file(tmp_path: Path) -> None:
     host = Host("reward-0", "127.0.0.9")
-    pid = host.start("served", "{}", module(tmp_path, SLEEPS), str(tmp_path))
+    pid = host.start(("served",), "{}", module(tmp_path, SLEEPS), str(tmp_path))
     folder = host._folder
     host.clean()
     assert ended_at(pid) and not folder.exists()

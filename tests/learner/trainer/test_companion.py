@@ -19,7 +19,7 @@ from learner.trainer.companions import followed, load_companions
 from learner.trainer.model import Policy, load_policy
 from learner.trainer.objective import make_objective
 from learner.trainer.optimizer import Optimizer
-from learner.trainer.packing import WeightedSample, dummy_row, pack
+from learner.trainer.packing import Row, WeightedSample, dummy_row, pack
 from learner.trainer.tally import StepResult
 from learner.trainer.update import train_step
 from learner.trainer.world import World
@@ -58,6 +58,24 @@ def move(policy: Policy) -> None:
     with torch.no_grad():
         for parameter in policy.causal_lm.parameters():
             parameter.add_(0.125)
+
+
+def test_an_offloaded_one_is_on_the_device_for_its_passes_alone(folder: Path, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Policy, "to", lambda self, where: told.append(str(where)))
+
+    def passed(self: Policy, row: Row) -> torch.Tensor:
+        told.append("pass")
+        return torch.zeros(row.num_targets)
+
+    monkeypatch.setattr(Policy, "forward", passed)
+    rows = [[dummy_row(), dummy_row()]]
+    away = Companion(rig.policy(folder, mesh), following=Following(), device=torch.device("meta"), offload=True)
+    away.logprobs(rows)
+    assert told == ["cpu", "meta", "pass", "pass", "cpu"]
+    told.clear()
+    Companion(rig.policy(folder, mesh), following=Following(), device=torch.device("meta"), offload=False).logprobs(rows)
+    assert told == ["pass", "pass"]
 
 
 @pytest.mark.parametrize(("following", "expected"), [({}, [0.0, 0.0]), ({"every_steps": 2}, [0.0, 0.25]), ({"decay": 0.5}, [0.0625, 0.15625])])

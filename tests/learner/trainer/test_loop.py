@@ -33,6 +33,7 @@ from learner.trainer.record import Recorder
 from learner.trainer.world import World
 from learner.weights.push import Pusher
 from learner.weights.snapshot import SnapshotWriter
+from protos.weights.staging import from_folder
 from tests.learner.trainer import rig
 from tests.learner.trainer.fake_feed import FakeFeed, serving
 from tests.learner.trainer.gradients import whole
@@ -164,6 +165,25 @@ def test_every_form_of_reference_and_the_factor_of_its_pull_come_back_with_the_c
     assert lines(tmp_path / "unbroken")[-1]["kl_factor"] == lines(tmp_path / "resumed")[-1]["kl_factor"] == factor
     same = {n for n, t in kept.items() if torch.equal(t, policy[n])}
     assert (same == kept.keys()) is (reference.get("every_steps") == 1 or not kept)  # copied in step 4 only where every step is one
+
+
+def test_the_first_version_after_a_resume_is_the_policy_and_not_the_reference_beside_it(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:
+    # faults.md 17: a reference is loaded, the run goes on from step 2, and what replicas get before the first prompt is the policy of step 2
+    changes = {"steps": 2, "algorithm": {"kl": {"coefficient": 0.1, "reference": "frozen"}}}
+    ends = []
+    for name in ("unbroken", "resumed"):
+        with serving(FakeFeed(batches, num_steps=2)) as address:
+            made = parts(mesh, config(tmp_path / name, folder, **changes), address, folder)
+            cut = tmp_path / "unbroken" / "checkpoints" / "step-000002"
+            loop.run(made, 0 if name == "unbroken" else restore(cut, made.policy.causal_lm, made.optimizer))
+            made.saver.wait()
+            made.publisher.pusher.close(timeout_s=5)
+            made.feed.close()
+        ends.append(weights(made))
+    base = {name: whole(p) for name, p in rig.policy(folder, mesh).causal_lm.named_parameters()}
+    served = dict(from_folder(tmp_path / "resumed" / "snapshots" / "7-2").tensors())
+    assert served.keys() == ends[0].keys() and all(torch.equal(served[name], ends[0][name]) for name in served)
+    assert not any(torch.equal(served[name], base[name]) for name in served)
 
 
 def test_ppo_resumed_from_a_cut_equals_unbroken_critic_and_its_schedule_included(tmp_path: Path, folder: Path, mesh: DeviceMesh) -> None:

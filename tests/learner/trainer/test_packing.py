@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learner.trainer import update
 from learner.trainer.mask import PROMPT, attention_mask
 from learner.trainer.packing import Plan, Row, WeightedSample, dummy_row, pack
 from learner.trainer.samples import Sample
+from learner.trainer.table import Counts, Minibatch
 from tests.learner.trainer import rig
 
 
@@ -137,6 +142,18 @@ def test_rows_that_other_ranks_need_too_are_filled_evenly_by_cost() -> None:
     assert sorted(row.ids.numel() for row in other.rows(num_rows=2)) == [55, 60]
     assert sorted(row.ids.numel() for row in other.rows(num_rows=2, pairs_per_token=10)) == [50, 65]
     assert len(plan.rows(num_rows=9)) == 4  # no more than there are documents
+
+
+@pytest.mark.parametrize(("lengths", "rows"), [([95] * 5, [95] * 5), ([20] * 5, [20] * 5), ([20] * 3, [20, 20, 20, 1, 1])])
+def test_every_rank_computes_the_rows_agreed_and_fills_up_with_dummies(monkeypatch: pytest.MonkeyPatch, lengths: list[int], rows: list[int]) -> None:
+    # faults.md 92: budget 100: 5 x 95 tokens need five rows, 5 x 20 or 3 x 20 one; all compute five, the last rank two of them without a target
+    monkeypatch.setattr(update, "_largest", lambda counts: [max(5, count) for count in counts])
+    made = [sample([1], list(range(1, n + 1)), group=str(i)).sample for i, n in enumerate(lengths)]
+    advantages = {(s.group_id, s.sample_index): 1.0 for s in made}
+    policy: Any = SimpleNamespace(device=torch.device("cpu"), pairs_per_token=1 << 40)
+    (found,) = update._rows(policy, made, [Minibatch(advantages=advantages, counts=Counts(num_tokens=sum(lengths), num_sequences=len(lengths)))], 100, True)
+    assert [row.ids.numel() for row in found] == rows
+    assert sum(row.num_targets for row in found) == sum(lengths) and [row.num_targets for row in found if row.ids.numel() == 1] == [0] * rows.count(1)
 
 
 def test_where_even_rows_would_not_fit_the_first_ones_stay() -> None:

@@ -48,6 +48,17 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(seen: list
         assert rank["unchanged"]
 
 
+def test_the_norm_is_that_of_the_whole_gradient_on_every_rank(seen: list[dict[str, Any]], folder: Path, tmp_path: Path) -> None:
+    with rig.group(0, 1, tmp_path / "store") as mesh:
+        _, optimizer = two_ranks.made(mesh, folder)
+        expected = []
+        for seed in (1, 2):
+            two_ranks.give_gradients(optimizer, seed)
+            expected.append(float(torch.cat([p.grad.flatten() for p in optimizer.parameters.values() if p.grad is not None]).norm()))
+    for rank in seen:
+        assert rank["norms"] == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(("what", "words"), [("full", "No space left"), ("early", "rank 1: OSError: [Errno 28] No space left"), ("denied", "Permission denied")])
 def test_a_failed_save_on_one_rank_is_a_failed_save_on_both_and_training_goes_on(seen: list[dict[str, Any]], what: str, words: str) -> None:
     # faults.md 111: rank 1 only; both say so long before any timeout of a collective (20 minutes), and a later save is made

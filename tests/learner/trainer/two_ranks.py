@@ -65,9 +65,10 @@ def skip_and_save(mesh: DeviceMesh, folder: Path, out: Path) -> None:
     policy, optimizer = made(mesh, folder)
     seen["inv_freq"] = next(b for name, b in policy.named_buffers() if name.endswith("inv_freq")).tolist()
     # Two good updates, then NaN in one element of rank 1's shards only.
+    seen["norms"] = []
     for seed in (1, 2):
         give_gradients(optimizer, seed)
-        optimizer.update()
+        seen["norms"].append(optimizer.update().grad_norm)
     before = everything(optimizer)
     give_gradients(optimizer, 3)
     if rank == 1:

@@ -41,6 +41,13 @@ async def test_the_documented_example_is_plugged_in_by_four_lines_of_yaml() -> N
     assert plane.tallies["brevity"].num_answered == 6 and plane.tallies["brevity"].unscored == {"refused": 3}
 
 
+async def test_a_number_that_json_has_not_costs_its_own_item_only() -> None:
+    async with http_server(example()) as url, plane_of({"name": "brevity", "http": {"urls": [f"{url}/score"], "batch_wait_s": 0.05}, "limit_s": 10}) as plane:
+        plain, odd, also = await asyncio.gather(*(score(plane, "x" * 50, owner=number, most=most) for number, most in enumerate((200, float("nan"), 100))))
+    assert (plain, also) == (Scored(value=0.75, parts={"characters": 50}), Scored(value=0.5, parts={"characters": 50}))
+    assert odd == Unscored("a field of the record is NaN or infinite, which JSON cannot say; remove it, or set format: msgpack", "refused")
+
+
 async def test_msgpack_travels_both_ways_with_the_token_and_the_time_left() -> None:
     app, seen = FastAPI(), []
 

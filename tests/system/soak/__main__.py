@@ -161,11 +161,12 @@ async def asks(address: str, metrics_port: int, tally: clients.Tally) -> None:
             await asyncio.sleep(2.0)
 
 
-def scrape(port: int) -> dict[str, float]:
-    """The figures without labels."""
+def scrape(port: int, *, labelled: bool = False) -> dict[str, float]:
+    """The figures without labels; with `labelled` the others too, as name{value of the label,...}."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
         text = page.read().decode()
-    return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples if not sample.labels}
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples if labelled or not sample.labels]
+    return {sample.name + (f"{{{','.join(sample.labels.values())}}}" if sample.labels else ""): sample.value for sample in samples}
 
 
 async def what_is_left(address: str, metrics_port: int) -> dict[str, float]:
