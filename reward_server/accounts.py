@@ -57,6 +57,7 @@ class Account:
     is_async: bool = False
     version: str = ""
     is_deterministic: bool = True
+    has_changed: bool = False  # a process started later found another version of its file: two of them may be at work
     num_answered: int = 0  # unscored ones included
     num_unscored: int = 0
     num_busy: int = 0  # processes at its calls, without the slow ones

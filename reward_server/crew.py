@@ -6,12 +6,15 @@ It waits for nothing and answers nobody: the pool asks it before each dispatch, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from reward_server import rules
 from reward_server.accounts import Account, Limits, Told
 from reward_server.lanes import Item
 from reward_server.process import ScorerProcess
+
+log = logging.getLogger("headrace.reward_server.pool")
 
 
 class Crew:
@@ -31,6 +34,9 @@ class Crew:
     def arrived(self, process: ScorerProcess, told: Sequence[Told]) -> None:
         """A process has loaded the scorers, and says what they are."""
         for account, said in zip(self.accounts, told, strict=True):
+            if account.version and said.version != account.version and not account.has_changed:
+                account.has_changed = True
+                log.warning("scorer %s: its file has changed since it was loaded, and process %d runs the changed one; its scores are no longer cached. SIGHUP makes all run it", account.spec.name, process.pid)
             account.description, account.is_async = said.description, said.is_async
             account.version, account.is_deterministic = said.version, said.is_deterministic
         self.idle.append(process)

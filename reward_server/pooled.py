@@ -45,8 +45,8 @@ class ProcessScorer(Pooled):
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether the function gives the same score for the same item, as it says itself."""
-        return self.account.is_deterministic
+        """Whether the same item gets the same score: the function says so, and all processes run the same one."""
+        return self.account.is_deterministic and not self.account.has_changed
 
     def submit(self, work: Work, answer: Answer) -> None:
         answers = cast(Callable[[Answered], None], answer)  # of one completion there is one outcome

@@ -40,7 +40,7 @@ class Reloading:
             self._is_asked = False
             try:
                 await self.reload()
-            except ValueError as error:
+            except (ValueError, OSError) as error:  # OSError: a machine without room for another process
                 for line in str(error).splitlines():
                     log.error("the scorers stay as they are: %s", line)
 

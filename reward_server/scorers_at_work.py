@@ -67,10 +67,12 @@ class ScorersAtWork:
 
     def scope(self, name: str) -> Scope | None:
         """What a scorer's cached scores are kept under; None: they are not. The version of a function is known once a process has loaded it."""
+        scorer = self.scorers[name]
+        if isinstance(scorer, ProcessScorer) and not scorer.is_deterministic:
+            return None
         if name not in self._scopes:
-            scorer = self.scorers[name]
-            allowed = name in self._cached and not (isinstance(scorer, ProcessScorer) and not scorer.is_deterministic)
-            self._scopes[name] = Scope(name, scorer.version if isinstance(scorer, ProcessScorer) else "", self._cached[name]) if allowed else None
+            version = scorer.version if isinstance(scorer, ProcessScorer) else ""
+            self._scopes[name] = Scope(name, version, self._cached[name]) if name in self._cached else None
         return self._scopes[name]
 
     def _pools(self) -> list[Pool]:

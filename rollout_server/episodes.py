@@ -69,6 +69,10 @@ class Episodes:
         for place in self.places.values():
             await place.host.check()
 
+    def tally(self) -> dict[tuple[str, str], int]:
+        """Sessions by environment and how they ended."""
+        return {(name, end): count for name, place in self.places.items() for end, count in place.host.tally.items()}
+
     async def stop(self) -> None:
         await asyncio.gather(*(place.host.stop() for place in self.places.values()))
 

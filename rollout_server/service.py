@@ -71,9 +71,12 @@ class Service:
         self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)], self._security)
         self._gpus = Gpus()
         self.exporter = Exporter(
-            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=self._gpus),
+            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=self._gpus, sessions=self._sessions),
             resolve(config.security, address=config.metrics_address),
         )  # fmt: skip
+
+    def _sessions(self) -> dict[tuple[str, str], int]:
+        return self.episodes.tally() if self.episodes is not None else {}
 
     @property
     def address(self) -> str:

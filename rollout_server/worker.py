@@ -65,6 +65,7 @@ class WorkerExtension:
         the folder's tensors by name."""
         if faultpoints.planted() and not hasattr(self, "_headrace_landed"):
             _pass_the_point(self.model_runner)
+        _make_room_between_parts(self.model_runner)
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
@@ -163,6 +164,16 @@ class WorkerExtension:
         if not hasattr(self, "_headrace_landed"):
             self._headrace_landed = Landing(self.device)
         return self._headrace_landed
+
+
+def _make_room_between_parts(model_runner: Any) -> None:
+    """Where layers lie in several parts: what a part gets from the one before. vLLM makes it in a warm-up, which it leaves out on a CPU."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    if not get_pp_group().is_first_rank and getattr(model_runner, "intermediate_tensors", False) is None:
+        model_runner.intermediate_tensors = model_runner.get_model().make_empty_intermediate_tensors(
+            batch_size=model_runner.max_num_tokens, dtype=model_runner.model_config.dtype, device=model_runner.device
+        )  # fmt: skip
 
 
 def _without(places: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -30,6 +30,9 @@ SCORERS: list[dict[str, Any]] = [
     {"name": "json", "use": "json_schema", "args": {"schema": {"type": "array"}}},
     {"name": "json_pattern", "use": "json_schema", "args": {"schema": {"pattern": "(x+x+)+y"}}},
     {"name": "math", "use": "math"},
+    {"name": "overlong", "use": "overlong", "args": {"most": 100, "buffer": 20}},
+    {"name": "judge", "judge": {"urls": ["http://127.0.0.1:9/v1"], "model": "m", "template": "{{ prompt }}{{ completion }}"}},
+    {"name": "together", "combine": {"op": "sum", "of": {"overlong": 1, "repetition": 1}}},
     {"name": "code", "use": "code", "args": {"test_s": 1.0, "wall_s": 1.5, "extract": "raw", "memory_bytes": 268435456}},
 ]
 TESTS = [{"input": "", "output": "5"}]
@@ -43,6 +46,10 @@ TABLE: list[tuple[str, str, dict[str, Any], float | str]] = [
     ("words", "x" * 60, {}, "timeout"),  # a catastrophic pattern
     ("format", "<think>" * (TEN_MB // 7), {}, 0.0),
     ("repetition", "a " * (TEN_MB // 2), {}, -1.0),
+    ("overlong", "é" * (TEN_MB // 2), {}, -1.0),
+    ("judge", "a" * TEN_MB, {}, "refused"),  # above max_chars: it is never sent
+    ("together", "a " * (TEN_MB // 2), {}, -2.0),
+    ("together", "\ufffe\u202e\u0000" * 1000, {}, -1.0),  # no character, one that turns the line round, a null byte: 3,000 characters, one word
     ("json", "[" * TEN_MB, {}, 0.0),
     ("json", "[" * 200_000 + "]" * 200_000, {}, 0.0),
     ("json", "[" + "9" * 1_000_000 + "]", {}, 0.0),
@@ -97,11 +104,16 @@ async def test_every_hostile_input_has_its_stated_outcome_in_time_and_leaves_the
                     wrong.append((item[0], item[1][:40], item[3], found, seconds))
                 assert (await scored(stub, plain))[0] == 1.0
             assert wrong == []
+            assert await _settled(process.pid, before + (120 << 20))
+            level = psutil.Process(process.pid).memory_info().rss
+            for item in [each for each in TABLE if len(each[1]) > TEN_MB // 3]:  # once more: what the first pass left is all that is ever left
+                assert (await scored(stub, item))[0] == item[3]
+            assert await _settled(process.pid, level + (48 << 20))
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             with pytest.raises(ValueError, match="surrogates"):  # half a pair cannot be put into a message at all
                 pb.ScoreRequest(completion="\ud800")
-            assert await _settled(process.pid, before + (120 << 20))
+            print(f"memory of the service: {before >> 20} MiB before, {level >> 20} after one pass, {psutil.Process(process.pid).memory_info().rss >> 20} after two")
 
 
 async def _settled(pid: int, most_bytes: int) -> bool:

@@ -17,6 +17,7 @@ from protos.reward.v1alpha1.reward_pb2_grpc import RewardServiceStub
 from reward_server import wiring
 from reward_server.config import RewardConfig
 from reward_server.outcome import Scored, Unscored
+from reward_server.reloading import Reloading
 from tests.reward_server.conftest import FOLDER
 from tests.reward_server.endpoints.conftest import plane_of, score
 from tests.reward_server.service import serving
@@ -54,6 +55,19 @@ async def test_scorers_that_cannot_be_loaded_change_nothing() -> None:
     async with plane_of(weighted(1.0)) as plane:
         with pytest.raises(ValueError, match="module 'nowhere' was not found"):
             await plane.replace(at_work({"name": "a", "use": "nowhere:f"}), default="a")
+        assert await score(plane, "3") == Scored(value=3.0)
+
+
+async def test_a_reload_that_the_machine_has_no_room_for_is_told_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def reread() -> RewardConfig:
+        raise OSError("Resource temporarily unavailable")
+
+    async with plane_of(weighted(1.0)) as plane:
+        reloading = Reloading(plane, RewardConfig.model_validate({"scorers": [weighted(1.0)]}), reread, FOLDER)
+        reloading.ask()
+        async with asyncio.timeout(10):
+            while "the scorers stay as they are: Resource temporarily unavailable" not in caplog.text:
+                await asyncio.sleep(0.01)
         assert await score(plane, "3") == Scored(value=3.0)
 
 

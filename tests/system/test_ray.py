@@ -40,11 +40,11 @@ def content(folder: Path, model: Path, *, steps: int, **rollout: Any) -> dict[st
     }  # fmt: skip
 
 
-def launched(folder: Path, run: dict[str, Any]) -> tuple[subprocess.Popen[str], Path]:
-    """`headrace launch --backend ray`, and the file with what it says."""
+def launched(folder: Path, run: dict[str, Any], *, backend: str = "ray") -> tuple[subprocess.Popen[str], Path]:
+    """`headrace launch`, and the file with what it says."""
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     said = folder / "said"
-    command = [sys.executable, "-m", "deploy.cli", "launch", str(folder / "run.yaml"), "--backend", "ray"]
+    command = [sys.executable, "-m", "deploy.cli", "launch", str(folder / "run.yaml"), "--backend", backend]
     with said.open("w") as file:
         return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, text=True, start_new_session=True), said
 
@@ -82,3 +82,19 @@ def test_a_run_goes_on_when_a_raylet_is_killed_and_its_audit_is_clean(tiny_model
 
 def alive(launcher: subprocess.Popen[str], said: Path) -> None:
     assert launcher.poll() is None, said.read_text()
+
+
+def test_ranks_on_two_machines_train_together(tiny_model: Path, tmp_path: Path) -> None:
+    """One rank on each node, kept by a torchrun there, beside a gateway alone."""
+    run = content(tmp_path, tiny_model, steps=4)
+    run["roles"]["actor"] = {"node_group": "here", "num_nodes": 2, "parallelism": {"shard": 2}}
+    launcher, said = launched(tmp_path, run)
+    try:
+        assert launcher.wait(300) == 0, said.read_text()
+    finally:
+        launcher.kill()
+    text = said.read_text()
+    assert "step 4 of 4" in text.splitlines()[-1], text
+    logs = {name: (tmp_path / "run" / "logs" / f"{name}.log").read_text() for name in ("ranks-0", "ranks-1")}
+    assert all(logs.values()), "each torchrun says something"
+    assert not audit(tmp_path / "run").findings.found and not left_behind(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,22 @@ async def test_who_goes_leaves_the_work_to_those_who_wait_for_the_same(tmp_path:
         plane.forget("goes")
         assert await asyncio.wait_for(second, 20) == Scored(value=1.0) and not first.done()
         first.cancel()
+
+
+async def test_a_file_that_changes_under_a_running_server_is_said_and_its_scores_are_kept_no_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mine.py").write_text("def score(prompt, completion, fields): return 1.0\n")
+    async with plane_of({"name": "mine", "use": "mine:score"}, folder=tmp_path, spares=0) as plane:
+        assert [await score(plane, "x"), await score(plane, "x")] == [Scored(value=1.0)] * 2 and plane.tallies["mine"].num_cached == 1
+        (tmp_path / "mine.py").write_text("def score(prompt, completion, fields): return 2.0\n")
+        pool = plane.at_work.pool
+        assert pool is not None
+        (before,) = pool._crew.idle
+        os.kill(before.pid, signal.SIGKILL)  # and another one is started in its place
+        async with asyncio.timeout(30):
+            while not pool._crew.idle or pool._crew.idle == [before]:
+                await asyncio.sleep(0.02)
+        assert [await score(plane, "x"), await score(plane, "x")] == [Scored(value=2.0)] * 2 and plane.tallies["mine"].num_cached == 1
+        assert caplog.text.count("its file has changed since it was loaded") == 1
 
 
 async def test_two_servers_share_scores_through_redis_and_changed_code_shares_none(tmp_path: Path) -> None:
