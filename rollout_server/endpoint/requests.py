@@ -1,4 +1,4 @@
-"""What a request asks for, out of its JSON. Pure. What cannot be done exactly is refused by name, never left out in silence."""
+"""What a request asks for, out of its JSON. What cannot be done exactly is refused by name, never left out in silence."""
 
 from __future__ import annotations
 
