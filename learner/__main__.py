@@ -9,6 +9,7 @@ from pathlib import Path
 
 from learner.process import complain, log_to_stderr, read_config
 from learner.supervisor import Supervisor, claimed, last_words, prepare
+from learner.trackers import keeping
 from protos import faultpoints, stacks
 from protos.security import resolve
 
@@ -24,6 +25,7 @@ def main() -> int:
         faultpoints.check()
         config = read_config(arguments.config)
         resolve(config.security, address=config.address)  # its mistakes are told before anything is started
+        keeping.check(config.trackers.wanted())
         with claimed(config.run_dir):
             config, resolved = prepare(config)
             code = asyncio.run(Supervisor(config, resolved, gateway_only=arguments.gateway_only).run())

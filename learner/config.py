@@ -19,6 +19,7 @@ from learner.presets import PRESETS, with_preset
 from learner.section import Count
 from learner.section import Section as Section
 from learner.set_algorithms import algorithm_of_set
+from learner.tracker_config import TrackersConfig
 from learner.training_config import CheckpointConfig as CheckpointConfig
 from learner.training_config import CriticConfig, PushConfig
 from learner.training_config import KeepBest as KeepBest
@@ -57,6 +58,7 @@ class LearnerConfig(Section):
     journal: JournalConfig = JournalConfig()
     push: PushConfig = PushConfig()
     alarms: AlarmConfig = AlarmConfig()
+    trackers: TrackersConfig = TrackersConfig()
     security: SecurityConfig = SecurityConfig()
     evaluation: EvaluationConfig | None = Field(None, description="held-out prompts asked beside training; None: none are")
 

@@ -1,7 +1,8 @@
 """Keeps one gateway and N trainer ranks running until the run is finished.
 
     supervisor ──▶ gateway                  restarted alone; the ranks wait for it
-               └─▶ rank 0 .. rank N-1       restarted all together, from the newest cut, as a new incarnation; or kept by torchrun
+               ├─▶ rank 0 .. rank N-1       restarted all together, from the newest cut, as a new incarnation; or kept by torchrun
+               └─▶ trackers                 never waited for; one that ends is not started again
 
 Consumes: exits of children, SIGTERM and SIGINT. Produces: children. Waits for: one of them. Unblocked by: any exit, any signal.
 A child that ends with USER_MISTAKE ends everything; a child that keeps failing is given up after MAX_FAILURES in a row.
@@ -29,6 +30,7 @@ from learner.children import Child, Patience
 from learner.config import LearnerConfig
 from learner.gateway.founding import run_id_of
 from learner.process import END, USER_MISTAKE, complain, next_incarnation
+from learner.trackers.keeping import Trackers
 from protos.mistakes import check_address
 
 _LOG = logging.getLogger("headrace.learner.supervisor")
@@ -101,6 +103,7 @@ class Supervisor:
         self._config, self._resolved, self._trainer, self._gateway_only = config, resolved, trainer, gateway_only
         self._gateway = self._child("gateway", gateway, ["--supervised"])
         self._ranks: list[Child] = []
+        self._trackers = Trackers(config.trackers.wanted(), resolved, config.run_dir / "logs")
         self._root = shared_memory.snapshot_root(config.run_id)
         self._stopping = asyncio.Event()
         self._finished = False  # the gateway has left after the run was
@@ -115,6 +118,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         self._claim_memory()
+        await self._trackers.start()
         gateway, ranks = asyncio.create_task(self._keep_gateway()), asyncio.create_task(self._keep_ranks())
         try:
             await asyncio.wait({gateway, ranks}, return_when=asyncio.FIRST_COMPLETED)
@@ -124,8 +128,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(gateway, ranks, return_exceptions=True)
             await asyncio.gather(*(child.end(0.0) for child in self._ranks if child.started))
-            if self._gateway.started:
-                await self._gateway.end(STOP_GRACE_S, END)
+            await asyncio.gather(self._trackers.end(), *([self._gateway.end(STOP_GRACE_S, END)] if self._gateway.started else []))
             shared_memory.release(self._root)
 
     def _claim_memory(self) -> None:

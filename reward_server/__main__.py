@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from protos import logs, mistakes, rpc, stacks, yaml_text
 from protos.exporting import Exporter
-from protos.resources import Gpus
+from protos.gpus import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
 from protos.security import resolve
 from reward_server import wiring

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from protos.exporting import Figure
-from protos.resources import Gpus, resource_figures
+from protos.gpus import Gpus
+from protos.resources import resource_figures
 from reward_server.endpoints.breaker import State
 from reward_server.endpoints.endpoint import Endpoint
 from reward_server.endpoints.upstreams import Upstream

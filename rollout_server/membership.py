@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 
 from protos import rpc, stacks
+from protos.gpus import Gpu
 from protos.learner.v1alpha1 import learner_pb2 as pb
-from protos.resources import Gpu
 from rollout_server.actor import Who
 from rollout_server.replica import Replica
 from rollout_server.weights.driver import UpdateDriver

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from protos.exporting import Figure
-from protos.resources import Gpus, resource_figures
+from protos.gpus import Gpus
+from protos.resources import resource_figures
 from protos.rollout.v1alpha1 import rollout_pb2 as pb
 from rollout_server.engine import EngineStats
 from rollout_server.latency import quantiles

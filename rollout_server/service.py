@@ -16,8 +16,8 @@ import grpc
 
 from protos import identity, rpc
 from protos.exporting import Exporter
+from protos.gpus import Gpus
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
-from protos.resources import Gpus
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.security import resolve
 from protos.weights.folder import Place

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deploy.commands.shared import Backend, Ca, Sets, TokenEnv, TokenFile, say, says_mistakes
+
+if TYPE_CHECKING:
+    from protos.learner.v1alpha1 import learner_pb2
 
 
 @says_mistakes
@@ -103,7 +107,7 @@ def validate(file: Annotated[Path, typer.Argument(help="Run file.")], sets: Sets
 @says_mistakes
 def status(
     target: Annotated[str, typer.Argument(metavar="[ADDRESS|RUN_DIR]", help="HOST:PORT of a learner, or a run folder.")] = "127.0.0.1:7430",
-    watch: Annotated[bool, typer.Option(help="Again every two seconds until the run is over.")] = False,
+    watch: Annotated[bool, typer.Option(help="A page of the terminal that is kept up to date until the run is over; where the output is no terminal, the lines again every two seconds.")] = False,
     ca: Ca = None,
     token_file: TokenFile = None,
     token_env: TokenEnv = "",
@@ -114,18 +118,43 @@ def status(
     """
     from deploy.status import address_of, at_rest, fetch, lines, security_of
 
-    while True:
-        try:
-            answer = asyncio.run(fetch(address_of(target), security_of(target, ca=ca, token_env=token_env, token_file=token_file)))
-        except ValueError:
-            if words := at_rest(target):
-                typer.echo(words)
-                return
-            raise
-        typer.echo("\n".join(lines(answer)) + ("\n" if watch else ""))
-        if not watch or answer.finished:
+    def ask() -> learner_pb2.GetStatusResponse:
+        return asyncio.run(fetch(address_of(target), security_of(target, ca=ca, token_env=token_env, token_file=token_file)))
+
+    try:
+        if watch and sys.stdout.isatty():
+            from deploy.watching import watch as keep_watching
+
+            keep_watching(ask, target)
             return
-        time.sleep(2)
+        while True:
+            answer = ask()
+            typer.echo("\n".join(lines(answer)) + ("\n" if watch else ""))
+            if not watch or answer.finished:
+                return
+            time.sleep(2)
+    except ValueError:
+        if words := at_rest(target):
+            typer.echo(words)
+            return
+        raise
+    except KeyboardInterrupt:
+        return
+
+
+@says_mistakes
+def scrape_config(
+    target: Annotated[Path, typer.Argument(metavar="FILE|RUN_DIR", help="Run file whose sections fix their metrics_address, or the folder of a launched run.")],
+    sets: Sets = [],  # noqa: B006
+) -> None:
+    """Write what Prometheus needs of a run into its folder, as launching does: prometheus.yml, the targets, the alert rules.
+
+    Example: headrace scrape-config runs/first
+    """
+    from deploy.scraping import scrape_config_of
+    from deploy.serve import parse_sets
+
+    typer.echo(str(scrape_config_of(target, overrides=parse_sets(sets))))
 
 
 @says_mistakes

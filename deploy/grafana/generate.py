@@ -22,7 +22,7 @@ class Panel:
     """One figure. Example: `Panel(title="Loss", unit="none", queries={"loss": "headrace_trainer_loss" + RUN})`"""
 
     title: str
-    unit: str  # of Grafana's: none, s, bytes, percentunit, watt
+    unit: str  # of Grafana's: none, s, bytes, Bps, percentunit, watt
     queries: dict[str, str]  # legend, with {{label}}, to PromQL
 
 
@@ -35,7 +35,22 @@ def _rate(label: str, name: str) -> dict[str, str]:
     return {f"{{{{{label}}}}}": f"sum by ({label}) (rate({name}{RUN}[$__rate_interval]))"}
 
 
+def _quantile(share: float) -> str:
+    """Of the time of steps over a quarter of an hour."""
+    return f'quantile_over_time({share}, headrace_trainer_step_seconds{{run="$run", piece="total"}}[15m])'
+
+
+def _mean_of(seconds: str, count: str) -> str:
+    """Mean time of what was counted lately."""
+    return f"rate({seconds}{RUN}[$__rate_interval]) / rate({count}{RUN}[$__rate_interval])"
+
+
 ROWS: dict[str, tuple[Panel, ...]] = {
+    "Alarms": (
+        Panel(title="Alarms that fire", unit="none", queries={"{{alarm}}": "headrace_gateway_alarm_firing" + RUN}),
+        Panel(title="Where samples are", unit="none", queries={"at the engine": f"sum(rate(headrace_gateway_replica_drawing_seconds_total{RUN}[$__rate_interval]))", "waiting for their score": f"sum(rate(headrace_gateway_replica_scoring_seconds_total{RUN}[$__rate_interval]))"}),
+        Panel(title="Trainer waits for batches", unit="percentunit", queries={"share of the time": f"rate(headrace_gateway_batch_wait_seconds_total{RUN}[$__rate_interval])"}),
+    ),
     "Run": (
         Panel(title="Steps", unit="none", queries={"closed": "headrace_gateway_closed_steps" + RUN, "wanted": "headrace_gateway_wanted_steps" + RUN}),
         Panel(title="Time since the last step", unit="s", queries={"age": "headrace_gateway_step_age_seconds" + RUN, "oldest open group": "headrace_gateway_oldest_open_seconds" + RUN}),
@@ -43,6 +58,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(title="Tokens a second", unit="none", queries=_by("side", "headrace_trainer_tokens_per_second")),
         Panel(title="Idle share", unit="percentunit", queries=_by("side", "headrace_trainer_idle_ratio")),
         Panel(title="Seconds a step", unit="s", queries=_by("piece", "headrace_trainer_step_seconds")),
+        Panel(title="Seconds a step, spread over 15 minutes", unit="s", queries={"slowest tenth": _quantile(0.9), "median": _quantile(0.5), "fastest tenth": _quantile(0.1)}),
         Panel(title="Groups", unit="none", queries=_by("state", "headrace_gateway_groups") | {"at most open": "headrace_gateway_max_open_groups" + RUN}),
         Panel(title="Groups dropped, by reason", unit="none", queries=_by("reason", "headrace_gateway_dropped_groups")),
         Panel(title="Staleness of the newest batch (tokens)", unit="none", queries=_by("staleness", "headrace_trainer_staleness_tokens")),
@@ -53,6 +69,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(title="KL from engine to learner (nats)", unit="none", queries={"k3": "headrace_trainer_kl_nats" + RUN}),
         Panel(title="Entropy (nats)", unit="none", queries={"estimate": "headrace_trainer_entropy_nats" + RUN}),
         Panel(title="Clipped tokens", unit="percentunit", queries=_by("side", "headrace_trainer_clipped_ratio")),
+        Panel(title="Mismatch of engine and learner", unit="none", queries=_by("measure", "headrace_trainer_mismatch")),
         Panel(title="Completion length (tokens)", unit="none", queries=_by("measure", "headrace_trainer_completion_tokens")),
     ),
     "Rollout": (
@@ -65,6 +82,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Weights": (
         Panel(title="Versions", unit="none", queries={"published": "headrace_gateway_published_version" + RUN, "loaded by {{replica}}": "headrace_gateway_loaded_version" + RUN}),
+        Panel(title="Time of a push and of a transfer", unit="s", queries={"push, slowest rank": _mean_of("headrace_gateway_push_seconds_total", "headrace_gateway_push_epochs_total"), "transfer to a replica": _mean_of("headrace_gateway_load_seconds_total", "headrace_gateway_loads_total")}),
         Panel(title="Pushes a second, by outcome", unit="none", queries=_rate("outcome", "headrace_gateway_push_replicas_total")),
         Panel(title="Pause of an update, by piece", unit="s", queries={"{{piece}}": f"sum by (piece) (rate(headrace_gateway_pause_seconds_total{RUN}[$__rate_interval])) / on () group_left () sum (rate(headrace_gateway_loads_total{RUN}[$__rate_interval]))"}),
     ),
@@ -75,8 +93,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Machines": (
         Panel(title="GPU use", unit="percentunit", queries={"learner {{gpu}}": "headrace_gateway_gpu_use_ratio" + RUN, "{{name}} {{gpu}}": "headrace_rollout_gpu_use_ratio" + RUN}),
+        Panel(title="Imbalance between GPUs (highest less lowest use)", unit="percentunit", queries={"learner": f"max(avg_over_time(headrace_gateway_gpu_use_ratio{RUN}[5m])) - min(avg_over_time(headrace_gateway_gpu_use_ratio{RUN}[5m]))", "replicas": f"max(avg_over_time(headrace_gateway_replica_gpu_use_ratio{RUN}[5m])) - min(avg_over_time(headrace_gateway_replica_gpu_use_ratio{RUN}[5m]))"}),
         Panel(title="GPU memory in use", unit="bytes", queries={"learner {{gpu}}": "headrace_gateway_gpu_used_bytes" + RUN, "{{name}} {{gpu}}": "headrace_rollout_gpu_used_bytes" + RUN}),
         Panel(title="GPU power", unit="watt", queries={"learner {{gpu}}": "headrace_gateway_gpu_power_watts" + RUN, "{{name}} {{gpu}}": "headrace_rollout_gpu_power_watts" + RUN}),
+        Panel(title="PCIe traffic of a GPU", unit="Bps", queries={"learner {{gpu}} {{way}}": "headrace_gateway_gpu_pcie_bytes_per_second" + RUN, "{{name}} {{gpu}} {{way}}": "headrace_rollout_gpu_pcie_bytes_per_second" + RUN}),
+        Panel(title="NVLink traffic of a GPU", unit="Bps", queries={"learner {{gpu}} {{way}}": f"rate(headrace_gateway_gpu_nvlink_bytes_total{RUN}[$__rate_interval])", "{{name}} {{gpu}} {{way}}": f"rate(headrace_rollout_gpu_nvlink_bytes_total{RUN}[$__rate_interval])"}),
+        Panel(title="Memory growth in 15 minutes", unit="bytes", queries={"gateway": 'delta(headrace_gateway_memory_bytes{run="$run", process="service"}[15m])', "rank {{rank}}": f"delta(headrace_trainer_memory_bytes{RUN}[15m])", "{{name}} {{process}}": f"delta(headrace_rollout_memory_bytes{RUN}[15m])", "{{name}}, {{process}}": f"delta(headrace_reward_memory_bytes{RUN}[15m])"}),
         Panel(title="Memory", unit="bytes", queries={"gateway": 'headrace_gateway_memory_bytes{run="$run", process="service"}', "rank {{rank}}": "headrace_trainer_memory_bytes" + RUN, "{{name}} {{process}}": "headrace_rollout_memory_bytes" + RUN, "{{name}}, {{process}}": "headrace_reward_memory_bytes" + RUN}),
         Panel(title="Journal and disk", unit="bytes", queries={"journal": "headrace_gateway_journal_bytes" + RUN, "disk {{measure}}": "headrace_gateway_disk_bytes" + RUN}),
         Panel(title="A sync of the journal", unit="s", queries={"mean": f"rate(headrace_gateway_journal_sync_seconds_total{RUN}[$__rate_interval]) / rate(headrace_gateway_journal_syncs_total{RUN}[$__rate_interval])"}),

@@ -49,9 +49,9 @@ from learner.gateway.updates import Updates
 from learner.lines import Lines
 from learner.shared_memory import snapshot_root
 from protos.exporting import Exporter
+from protos.gpus import Gpus
 from protos.identity import CONTRACT, template_digest, tokenizer_digest, weights_digest
 from protos.learner.v1alpha1 import learner_pb2_grpc
-from protos.resources import Gpus
 from protos.rpc import Server
 from protos.security import resolve
 from protos.weights.folder import Place

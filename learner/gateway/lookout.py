@@ -32,8 +32,8 @@ from learner.watch.verdict import causes
 from learner.watch.window import Reading, Window
 from protos import stacks
 from protos.exporting import Figure
+from protos.gpus import Gpus
 from protos.learner.v1alpha1 import learner_pb2 as pb
-from protos.resources import Gpus
 
 logger = logging.getLogger("headrace.learner.lookout")
 FAR_S = 5.0  # for replicas on other machines to tell of their processes

@@ -20,9 +20,11 @@ from learner.gateway.ledger import Ledger
 from learner.gateway.lookout import Bulletin
 from learner.gateway.replicas import DRAINING, SERVING, STALE, STARTING, WAITING, GpuSeen, Replica
 from learner.gateway.saving import Saving
+from learner.trackers.keeping import count as count_trackers
 from learner.watch.alarms import ALARMS
 from protos.exporting import Figure
-from protos.resources import Gpus, resource_figures
+from protos.gpus import Gpus
+from protos.resources import resource_figures
 
 STATES = {STARTING: "starting", WAITING: "waiting", SERVING: "serving", STALE: "stale", DRAINING: "draining"}
 
@@ -153,6 +155,7 @@ FIGURES: tuple[Figure[Seen], ...] = (
     _gauge("alarms", "1 while training waits because the journal is full and no cut can be made.", lambda s: float(bool(s.saving.alarm))),
     _gauge("alarm_firing", "1 for each alarm that the gateway itself finds firing, 0 for the others.", lambda s: {name: float(name in {fire.alarm.name for fire in s.bulletin.firing}) for name in ALARMS}, "alarm"),
     _counter("diagnoses", "Diagnoses that alarms began: made, and failed.", lambda s: {"made": s.bulletin.num_diagnoses, "failed": s.bulletin.num_failed_diagnoses}, "outcome"),
+    _gauge("trackers", "Trackers of the run by state: following, or dropped since the learner started.", lambda s: count_trackers(s.config.run_dir, s.config.trackers.wanted()), "state"),
     _gauge("disk_bytes", "The file system of the run folder: free, size.", _disk, "measure"),
     _gauge("step_gpu_use_ratio", "Mean use of the learner's GPUs over the newest step.", lambda s: s.steps.use),
     _gauge("low_use_steps", "Steps in a row with a mean use of the learner's GPUs under alarms.low_use (0.5).", lambda s: s.steps.num_low),

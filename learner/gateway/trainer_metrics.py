@@ -41,10 +41,10 @@ def _counter(name: str, text: str, read: Callable[[LastStep], Any], *labels: str
 FIGURES: tuple[Figure[LastStep], ...] = (
     _gauge("last_step", "Number of the newest step.", _at("step")),
     _counter("steps_total", "Steps since the gateway first looked (a part of those before it started).", lambda last: (last.read(), last.num_steps)[1]),
-    _counter("step_seconds_total", "Time of steps by piece: total, and of it wait, train, snapshot, save; push runs beside the next step.", lambda last: (last.read(), dict(last.seconds))[1], "piece"),
+    _counter("step_seconds_total", "Time of steps by piece: total, and of it wait, train, snapshot, save; push runs beside the next step, startup was before the first batch of each start.", lambda last: (last.read(), dict(last.seconds))[1], "piece"),
     _gauge("step_seconds", "Time of the newest step by piece.", _mapping("seconds"), "piece"),
     _counter("tokens_total", "Tokens of steps: trained, and generated meanwhile.", lambda last: (last.read(), dict(last.num_tokens))[1], "side"),
-    _gauge("tokens_per_second", "Rates of the newest step.", _several(trained="trained_tokens_per_s", generated="generated_tokens_per_s"), "side"),
+    _gauge("tokens_per_second", "Rates of the newest step; of the first step of each start none for generated ones, which were drawn while things started.", _several(trained="trained_tokens_per_s", generated="generated_tokens_per_s"), "side"),
     _gauge("idle_ratio", "Share of the newest step in which the trainer waited for a batch, or replicas had no request.", _several(trainer="trainer_idle_share", replicas="replica_idle_share"), "side"),
     _gauge("staleness_max_steps", "Staleness of the oldest token of the newest step.", _at("staleness_max")),
     _gauge("staleness_tokens", "Tokens of the newest step by staleness.", _mapping("staleness"), "staleness"),

@@ -13,6 +13,7 @@ class Clock:
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._since = time.monotonic()
+        self._has_begun = False
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -22,8 +23,14 @@ class Clock:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
+    def begin(self) -> None:
+        """The first batch is there: what was before is no step's, and is told once as `startup`. Later calls do nothing."""
+        if not self._has_begun:
+            now = time.monotonic()
+            self._has_begun, self._seconds, self._since = True, {"startup": now - self._since}, now
+
     def take(self) -> dict[str, float]:
-        """Seconds by name and `total` (wall time) since the last take."""
+        """Seconds by name and `total` (wall time) since the last take, or since `begin`, whose startup is not in the total."""
         now = time.monotonic()
         taken = {**self._seconds, "total": now - self._since}
         self._seconds, self._since = {}, now

@@ -91,6 +91,7 @@ def next_batch(parts: Parts, step: int) -> Batch | Order | None:
         with parts.clock.time("wait"):
             batch = parts.feed.take_batch(step, stop=parts.stop)
         if not isinstance(batch, Order):
+            parts.clock.begin()
             return batch
         if batch.save:
             with parts.clock.time("save"):

@@ -48,7 +48,7 @@ class Recorder:
             "seconds": {**dict.fromkeys(("wait", "train", "snapshot", "save"), 0.0), "push": push.last_seconds, **seconds},
             "trainer_idle_share": seconds.get("wait", 0.0) / total_s,
             "trained_tokens_per_s": sum(entry.num_trained_tokens for entry in batch.table if entry.usable) / total_s,
-            "generated_tokens_per_s": batch.stats.num_generated_tokens / total_s,
+            "generated_tokens_per_s": None if "startup" in seconds else batch.stats.num_generated_tokens / total_s,  # of a first step they were drawn while things started
             "push": asdict(push),
             "save": asdict(saves),
             "checkpoint_failed": saves.num_failed,

@@ -116,10 +116,10 @@ def _share(value: float | None) -> str:
 
 
 def _file_name(command: str) -> str:
-    words = [word for word in re.findall(r"[\w.]+", command.split("--config")[0]) if word != "m"]
+    module = re.search(r"-m ([\w.]+)", command) or re.search(r"([\w.]+)", command)
     rank = re.search(r"--rank (\d+)", command)
     name = re.search(r"launch/([\w-]+)\.json", command)
-    return "-".join([*words[:2], *([name[1]] if name else []), *([f"rank{rank[1]}"] if rank else [])])[:80] or "process"
+    return "-".join([module[1] if module else "process", *([name[1]] if name else []), *([f"rank{rank[1]}"] if rank else [])])[:80]
 
 
 def _end_of(log: Path) -> bytes:

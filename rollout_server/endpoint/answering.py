@@ -24,24 +24,26 @@ from rollout_server.leased_draw import Watch, drawn
 from rollout_server.replica import Replica
 from rollout_server.tokens import Tokens
 
+KEPT_IDS = 32
+
 
 class Stops:
     """Watches the text of an answer for its stops. Example: `stops = Stops(tokens, ("\\n",)); stops(ids, logprobs)` is the number of tokens once one is there."""
 
     def __init__(self, tokens: Tokens, stops: Sequence[str], said: asyncio.Queue[str] | None = None) -> None:
-        self._tokens, self._stops, self._said_to = tokens, stops, said
-        self._ids: list[int] = []
-        self._num_said = 0
+        self._stops, self._said_to = stops, said
+        self._text = Growing(tokens)
+        self._num_ids = self._num_said = 0
         self._longest = max((len(stop) for stop in stops), default=1)
 
     def __call__(self, ids: Sequence[int], logprobs: Sequence[float]) -> int | None:
         for token in ids:
-            self._ids.append(token)
-            text = self._tokens.text(self._ids)
+            self._num_ids += 1
+            text = self._text.with_one(token)
             if any(stop in text for stop in self._stops):
                 self._say(before_stop(text, self._stops))
-                return len(self._ids)
-        self._say(self._tokens.text(self._ids)[: -(self._longest - 1) or None].rstrip("�"))
+                return self._num_ids
+        self._say(self._text.whole[: -(self._longest - 1) or None].rstrip("�"))
         return None
 
     def _say(self, text: str) -> None:
@@ -52,6 +54,27 @@ class Stops:
     def rest(self, text: str) -> str:
         """What of the whole text has not been said yet."""
         return text[self._num_said :]
+
+
+class Growing:
+    """The text of ids that come one by one, of which only the last few are decoded again. Example: `text = Growing(tokens); text.with_one(5); text.whole`"""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._ids: list[int] = []  # the last ones
+        self._before = ""  # text of all before them
+        self.whole = ""
+
+    def with_one(self, token: int) -> str:
+        """The whole text with one token more."""
+        self._ids.append(token)
+        last = self._tokens.text(self._ids)
+        self.whole = self._before + last
+        if len(self._ids) > 2 * KEPT_IDS:
+            tail = self._tokens.text(self._ids[-KEPT_IDS:])
+            if last.endswith(tail) and not tail.startswith("�"):  # the cut lies between two characters
+                self._before, self._ids = self._before + last[: len(last) - len(tail)], self._ids[-KEPT_IDS:]
+        return self.whole
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:

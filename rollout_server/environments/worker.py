@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import inspect
 import os
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +83,12 @@ class Worker:
         return wire.step_out(_checked(checked_step, await _awaited(self._sessions[session].step(wire.action_in(action)))))
 
     async def _run(self, session: int, task: list[Any], base_url: str, api_key: str) -> Any:
-        """An agent's whole sample. A plain function runs in a thread, so that agents may share a process."""
-        assert self._agent is not None
+        """An agent's whole sample, in a thread of its own, so that agents may share a process."""
+        agent = self._agent
+        assert agent is not None
         given = {"task": wire.task_in(task), "base_url": base_url, "api_key": api_key}
-        said = await self._agent(**given) if inspect.iscoroutinefunction(self._agent) else await _awaited(await asyncio.to_thread(self._agent, **given))
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            said = await _awaited(await asyncio.get_running_loop().run_in_executor(thread, lambda: agent(**given)))
         return None if said is None else _checked(checked_reward, said)
 
     async def _close(self, session: int) -> list[int]:
@@ -93,6 +97,7 @@ class Worker:
         if close is not None:
             await _awaited(close())
         del environment
+        gc.collect()  # what only waits to be collected was not left behind
         return held()
 
 

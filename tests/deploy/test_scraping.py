@@ -14,8 +14,9 @@ import yaml
 from deploy.fleet import LocalFleet
 from deploy.prometheus.generate import FILE
 from deploy.schema import RunFile, parse
-from deploy.scraping import configuration, write_scraping
+from deploy.scraping import configuration, scrape_config_of, write_scraping
 from deploy.services import Service
+from learner.alarm_config import AlarmConfig
 from protos.security import SecurityConfig
 from tests.deploy.test_metrics_page import FIGURES
 from tests.prometheus_server import promtool
@@ -65,6 +66,26 @@ def test_rules_and_pace_are_the_runs_own(tmp_path: Path) -> None:
     assert write_scraping(run, {service.name: service.metrics_address for service in services_of(run)}) is not None
     assert "step_age_seconds > 420" in (run.run_dir / "prometheus" / "rules.yml").read_text()
     assert yaml.safe_load((run.run_dir / "prometheus.yml").read_text())["global"] == {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+
+
+def test_the_same_is_written_for_a_run_file_with_fixed_addresses_and_for_the_folder_of_a_launched_run(tmp_path: Path) -> None:
+    fixed = {f"{section}.metrics_address": f"127.0.0.1:{port}" for section, port in (("learner", 9101), ("rollout", 9102), ("reward", 9103))}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(a_run(tmp_path, rollout={"replicas": 1}).model_dump(mode="json", exclude_unset=True)))
+    with pytest.raises(ValueError, match=r"reward-0, rollout-0, learner would tell figures on a port that is chosen at launch; give the folder"):
+        scrape_config_of(file)
+    written = scrape_config_of(file, overrides=fixed)
+    targets = written.parent / "prometheus" / "targets.json"
+    assert {each["labels"]["name"]: each["targets"] for each in json.loads(targets.read_text())} == {"reward-0": ["127.0.0.1:9103"], "rollout-0": ["127.0.0.1:9102"], "learner": ["127.0.0.1:9101"]}
+    promtool("check", "config", str(written))
+    with pytest.raises(ValueError, match="no learner was started in this folder"):
+        scrape_config_of(written.parent)
+    (written.parent / "resolved").mkdir()
+    changed = a_run(tmp_path).learner.model_copy(update={"alarms": AlarmConfig(stalled_s=33)})
+    (written.parent / "resolved" / "learner.json").write_text(changed.model_dump_json())
+    before = targets.read_text()
+    assert scrape_config_of(written.parent) == written and targets.read_text() == before
+    assert "stalled_seconds > 33" in (written.parent / "prometheus" / "rules.yml").read_text()
 
 
 def test_a_run_that_tells_no_figures_has_no_configuration(tmp_path: Path) -> None:

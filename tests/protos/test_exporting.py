@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import urllib.error
 import urllib.request
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from protos.exporting import Exporter, Figure
-from protos.resources import Gpus, memory_bytes
+from protos.gpus import Gpus
+from protos.resources import memory_bytes
 from protos.security import Security
+from tests import fake_nvml
 
 FIGURES: tuple[Figure[dict[str, Any]], ...] = (
     Figure(name="headrace_some_tokens_total", kind="counter", text="Tokens.", read=lambda s: s["tokens"]),
@@ -70,38 +72,28 @@ async def test_an_address_in_use_is_named() -> None:
         await first.stop()
 
 
-class FakeNvml:
-    """Three GPUs, the last of which does not answer."""
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 3
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
-        return f"GPU-{handle}f".encode()
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        if handle == 2:
-            raise self.NVMLError("lost")
-        return SimpleNamespace(used=100 + handle, total=1000)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=40 + handle)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        return 250_000
-
-
-@pytest.mark.parametrize(("visible", "indices"), [("1", ["1"]), ("GPU-0f,GPU-1f", ["0", "1"]), ("0,2", ["0"]), ("", [])])
+@pytest.mark.parametrize(("visible", "indices"), [("1", ["1"]), ("GPU-0f,GPU-1f", ["0", "1"]), ("0,3", ["0"]), ("", [])])
 def test_gpus_are_those_the_process_may_use_and_that_answer(visible: str, indices: list[str]) -> None:
-    found = Gpus(nvml=FakeNvml(), visible=visible).now()
+    found = Gpus(nvml=fake_nvml, visible=visible).now()
     assert [gpu.index for gpu in found] == indices
-    assert all((gpu.use, gpu.memory_used_bytes, gpu.power_w) == ((40 + int(gpu.index)) / 100, 100 + int(gpu.index), 250.0) for gpu in found)
+    assert all((gpu.use, gpu.memory_used_bytes, gpu.power_w) == ((80 + int(gpu.index)) / 100, (100 + int(gpu.index)) << 20, 250.0) for gpu in found)
+
+
+def test_traffic_is_told_in_bytes_where_the_gpu_tells_it() -> None:
+    first, second = Gpus(nvml=fake_nvml, visible="0,1").now()
+    assert first.pcie_bytes_per_s is None and first.nvlink_bytes is None
+    assert second.pcie_bytes_per_s == (1_000_000.0, 1_001_000.0)  # 1000 and 1001 KB
+    assert second.nvlink_bytes is not None
+    sent, received = second.nvlink_bytes
+    assert sent % (8 * 1024) == 0 and received * 8 == sent * 9  # fields 138 and 139: 8 and 9 KiB a second
+
+
+def test_the_stand_in_is_used_only_when_it_is_named_and_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("HEADRACE_TEST_NVML", "tests.fake_nvml")
+    gpus, end_s = Gpus(visible="2"), time.monotonic() + 20
+    while not gpus.now() and time.monotonic() < end_s:  # read in a thread
+        time.sleep(0.01)
+    assert [gpu.uuid for gpu in gpus.now()] == ["GPU-2f"] and "made up" in caplog.text
 
 
 def test_memory_is_that_of_the_process() -> None:

@@ -125,6 +125,17 @@ def test_a_sequence_never_begins_with_two_beginnings(tokens: Tokens, tiny_model:
     assert made.first_ids("a", template=True) == made.more_ids("a")
 
 
+def test_every_end_that_the_models_files_name_ends_an_answer(tiny_model: Path, tmp_path: Path) -> None:
+    # faults.md 54: the tokenizer names 258 alone, generation_config.json three
+    import json
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 258, 9]}))
+    assert Tokens(folder).stop_ids == (7, 9, 258)
+
+
 def test_what_cannot_be_rendered_is_refused(tokens: Tokens) -> None:
     with pytest.raises(ValueError, match="messages is empty"):
         Dialogue(tokens, template=True).ask([])

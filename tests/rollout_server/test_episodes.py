@@ -1,4 +1,4 @@
-"""Samples of several turns through a whole rollout server on the small engine (faults.md 54, 56, 57, 76)."""
+"""Samples of several turns through a whole rollout server on the small engine (faults.md 76)."""
 
 from __future__ import annotations
 

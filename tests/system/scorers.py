@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 
@@ -16,3 +18,16 @@ def sometimes(prompt: str, completion: str, fields: dict[str, Any]) -> float:
     if zlib.crc32(completion.encode()) % 4 == 0:
         raise LookupError("no opinion of this one")
     return even_length(prompt, completion, fields)
+
+
+def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> float:
+    """As the first, after a second and a half while the file named in the prompt's record exists."""
+    if Path(fields["slow_while"]).exists():
+        time.sleep(1.5)
+    return even_length(prompt, completion, fields)
+
+
+def with_parts(prompt: str, completion: str, fields: dict[str, Any]) -> dict[str, float]:
+    """Named parts, and often no spread: some groups are dropped for that."""
+    lower = sum(c.islower() for c in completion) > len(completion) / 4
+    return {"score": float(lower), "lower": float(lower), "length": len(completion) / 100}

@@ -14,8 +14,8 @@ from learner.gateway.gateway import Gateway
 from learner.gateway.lookout import Bulletin, Lookout
 from protos import stacks
 from protos.exporting import Figure
+from protos.gpus import Gpus
 from protos.learner.v1alpha1 import learner_pb2
-from protos.resources import Gpus
 from tests.learner.gateway.gateway_harness import Actor, config_in, running
 
 QUICK = {"every_s": 0.05, "patience": 0.001, "stalled_s": 0.4, "diagnose_every_s": 600}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout_server.endpoint import requests
-from rollout_server.endpoint.answering import before_stop
+from rollout_server.endpoint.answering import KEPT_IDS, Growing, before_stop
 from rollout_server.endpoint.tools import ToolCall, parse
+from rollout_server.tokens import Tokens
 
 
 def test_calls_of_tools_are_found_and_mistakes_stay_in_the_text() -> None:
@@ -21,6 +23,14 @@ def test_calls_of_tools_are_found_and_mistakes_stay_in_the_text() -> None:
 
 def test_a_text_ends_before_its_first_stop() -> None:
     assert before_stop("ab|c;d", (";", "|")) == "ab" and before_stop("abc", ("x",)) == "abc" and before_stop("abc", ()) == "abc"
+
+
+def test_a_growing_text_is_that_of_all_its_ids(tiny_model: Path) -> None:
+    tokens = Tokens(tiny_model)
+    ids = tokens.more_ids("aé€😀" * 40 + "b")
+    growing = Growing(tokens)
+    assert [growing.with_one(token) for token in ids] == [tokens.text(ids[: end + 1]) for end in range(len(ids))]
+    assert len(growing._ids) <= 2 * KEPT_IDS + 4  # what is decoded again stays short
 
 
 def test_a_chat_request_is_read_as_it_is() -> None:

@@ -1,0 +1,1 @@
+"""Metrics for TensorBoard, Weights & Biases and MLflow, each followed in a process of its own."""
