@@ -26,7 +26,6 @@ from learner.presets import PRESETS
 
 NUM_HELD_OUT = 200
 NUM_TRAINING = 4000
-SUPERVISED_STEPS = 60
 STEPS = 40
 EVERY_STEPS = 10
 ROOM_TOKENS = 24  # beyond the prompt: six and an end, four, three and an end, and what a wrong turn takes
@@ -71,7 +70,7 @@ def make_model(folder: Path, pairs: list[tuple[int, int]], seed: int) -> None:
     """The tiny model, made in a process of its own, since that takes torch."""
     file = folder.with_suffix(".json")
     write_atomically(file, json.dumps(pairs))
-    command = [sys.executable, "-m", "deploy.demo.tool_warm_up", str(folder), str(seed), str(SUPERVISED_STEPS), str(file)]
+    command = [sys.executable, "-m", "deploy.demo.tool_warm_up", str(folder), str(seed), str(file)]
     made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if made.returncode:
         raise RuntimeError(f"the tiny model could not be made: {made.stderr[-2000:]}")

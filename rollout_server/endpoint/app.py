@@ -76,9 +76,9 @@ class Endpoint:
         app.router.add_post("/v1/sessions/{session}/reward", self._reward)
         app.router.add_delete("/v1/sessions/{session}", self._forget)
         app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_S)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host.strip("[]"), port, ssl_context=self._tls(), shutdown_timeout=STOP_S)
+        site = web.TCPSite(self._runner, host.strip("[]"), port, ssl_context=self._tls())
         try:
             await site.start()
         except OSError as error:

@@ -78,7 +78,7 @@ async def test_a_streamed_answer_is_the_whole_one_in_parts(start: Start) -> None
             counted = chunk.usage or counted
         assert parts == whole.choices[0].message.content and finish == "length" and counted is not None and counted.completion_tokens == 12
         text = await c.completions.create(model="m", prompt="count: ", max_tokens=5, temperature=0)
-        ids = await c.completions.create(model="m", prompt=list(b"count: "), max_tokens=5, temperature=0, logprobs=1)
+        ids = await c.completions.create(model="m", prompt=running.service._tokens.more_ids("count: "), max_tokens=5, temperature=0, logprobs=1)
         assert text.choices[0].text == ids.choices[0].text and len(ids.choices[0].logprobs.token_logprobs) == 5  # type: ignore[union-attr, arg-type]
         assert [m.id async for m in await c.models.list()] == [running.service._config.model]
 
@@ -86,10 +86,10 @@ async def test_a_streamed_answer_is_the_whole_one_in_parts(start: Start) -> None
 async def test_a_stop_ends_the_answer_and_its_tokens_there(start: Start) -> None:
     running = await start(openai={"address": "127.0.0.1:0"}, step_s=0.002)
     async with client(running, "s3") as c:
-        whole = (await c.chat.completions.create(model="m", messages=[user("hi")], max_tokens=60, temperature=0)).choices[0].message.content or ""
+        whole = (await c.chat.completions.create(model="m", messages=[user("hi")], max_tokens=60, seed=5)).choices[0].message.content or ""
         place = next(i for i in range(1, len(whole)) if whole[i].isascii() and whole[i] not in whole[:i])
-        stopped = await c.chat.completions.create(model="m", messages=[user("hi")], max_tokens=60, temperature=0, stop=whole[place])
-        parts = [chunk.choices[0].delta.content or "" async for chunk in await c.chat.completions.create(model="m", messages=[user("hi")], max_tokens=60, temperature=0, stop=whole[place], stream=True)]
+        stopped = await c.chat.completions.create(model="m", messages=[user("hi")], max_tokens=60, seed=5, stop=whole[place])
+        parts = [chunk.choices[0].delta.content or "" async for chunk in await c.chat.completions.create(model="m", messages=[user("hi")], max_tokens=60, seed=5, stop=whole[place], stream=True)]
     assert stopped.choices[0].message.content == whole[:place] == "".join(parts) and stopped.choices[0].finish_reason == "stop"
     session = await held(running, "s3")
     tokens = running.service._tokens
