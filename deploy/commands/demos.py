@@ -52,6 +52,7 @@ def smoke(
     preset: Annotated[Preset, typer.Option(help="sorting: three digits in one answer. calculator: a sum by asking a tool, several turns.")] = Preset.SORTING,
     seed: Annotated[int, typer.Option(min=0, help="Seed of model, data, sampling and training.")] = 0,
     algorithm: Annotated[str, typer.Option(help="Preset: docs/algorithms.md lists them.")] = "grpo",
+    backend: Annotated[Backend, typer.Option(help="ray: on a Ray cluster of two nodes that is started on this machine.")] = Backend.LOCAL,
 ) -> None:
     """The demo on a tiny model that sorts digits, or asks a calculator: all services, real engine, under two minutes.
 
@@ -64,7 +65,7 @@ def smoke(
         return
     from deploy.demo.smoke import run
 
-    _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm))
+    _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm, backend=backend.value))
 
 
 def _finish(result: dict[str, Any]) -> None:
