@@ -27,6 +27,8 @@ def test_no_held_out_sum_is_trained_on() -> None:
 
 
 def test_the_run_file_is_a_whole_run_without_a_reward_server(tiny_model: Path, tmp_path: Path) -> None:
+    for name in ("train", "held-out"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": "1+1>", "answer": "2"}) + "\n")
     run = parse(tool.run_content(tmp_path, tiny_model, 0, "grpo", "vllm"), where="run.yaml")
     assert run.reward is None and run.rollout.environments[0].use == "calculator" and run.learner.evaluation is not None
     longest = len(sums.prompt((99, 99))) + len("99+99=") + 1 + len("198>") + len("198") + 1
