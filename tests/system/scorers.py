@@ -28,6 +28,6 @@ def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> floa
 
 
 def with_parts(prompt: str, completion: str, fields: dict[str, Any]) -> dict[str, float]:
-    """Named parts, and often no spread: some groups are dropped for that."""
-    lower = sum(c.islower() for c in completion) > len(completion) / 4
-    return {"score": float(lower), "lower": float(lower), "length": len(completion) / 100}
+    """Named parts, and at times no spread in a group, which is dropped for that: of four samples all are even or odd once in eight."""
+    even = float(zlib.crc32(completion.encode()) % 2 == 0)
+    return {"score": even, "even": even, "length": len(completion) / 100}
