@@ -19,13 +19,15 @@ from benchmarks._line import MIN_PAIRS, Bar, Pair, options, ratio, report
 
 async def measure(*, num_pairs: int, concurrent: int, tokens: int) -> list[Pair]:
     """Tokens a second of both engines, once a pair, in an order that turns round; the first pair warms up and does not count."""
+    import torch
+
     from benchmarks._rollout_drive import burst, by_seam
     from benchmarks._rollout_models import prompts, random_model
     from rollout_server.config import RolloutConfig
     from rollout_server.vllm_engine import VllmEngine
 
     with tempfile.TemporaryDirectory() as folder:
-        model = random_model("3m", Path(folder) / "model")
+        model = random_model(Path(folder) / "model", "3m", dtype=torch.float32, device="cpu")
         engines: dict[str, VllmEngine] = {}
         async with AsyncExitStack() as stack:
             for name, address in (("with", "127.0.0.1:0"), ("without", "")):

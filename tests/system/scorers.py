@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ def sometimes(prompt: str, completion: str, fields: dict[str, Any]) -> float:
     return even_length(prompt, completion, fields)
 
 
-def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> float:
-    """As the first, after a second and a half while the file named in the prompt's record exists."""
+async def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> float:
+    """As the first, after fifteen seconds while the file named in the prompt's record exists: several times what a sample takes to be drawn."""
     if Path(fields["slow_while"]).exists():
-        time.sleep(1.5)
+        await asyncio.sleep(15)
     return even_length(prompt, completion, fields)
 
 
