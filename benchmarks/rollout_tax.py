@@ -35,7 +35,7 @@ from rollout_server.tokens import Tokens
 
 PROMPT_TOKENS = 64
 CHECKED = 12  # samples of each side that are compared with transformers
-WAYS = ("stream", "whole", "logprobs", "bare", "tokens", "completions")
+HTTP = ("tokens", "completions")  # one that this server does not have is left out
 KV_BYTES = {"cpu": 256 << 20, "cuda": 16 << 30}  # of the two sides that are vLLM's; ours takes what its share of a GPU leaves
 
 
@@ -66,7 +66,14 @@ async def measured(sides: dict[str, Side], case: Case, vocab_size: int, options:
         requests = requests_of(case, vocab_size, seed=number)
         chosen = {way: one for way, one in sides.items() if not pairs or way in pairs[0]}
         for way in list(chosen) if number % 2 else list(chosen)[::-1]:
-            answer = await chosen[way].burst(way, requests, concurrent=case.concurrent, seed=number, out=f"{case.concurrent}-{way}.out" if number else "")
+            try:
+                answer = await chosen[way].burst(way, requests, concurrent=case.concurrent, seed=number, out=f"{case.concurrent}-{way}.out" if number else "")
+            except RuntimeError as error:
+                if way not in HTTP:
+                    raise
+                told[f"{way}_failed"] = str(error)
+                del sides[way]
+                continue
             rates[way] = answer["tokens"] / answer["seconds"]
             told.setdefault("asking_cpu_share", {})[f"{case.concurrent}-{way}"] = round(answer["cpu_s"] / answer["seconds"], 3)
         if number:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.backends import check
 from deploy.fleet import Fleet, LocalFleet
 from deploy.keeper import Outcome
+from deploy.log_lines import prefixed
 from deploy.progress import follow, read_all, surviving, words
 from deploy.scaling import keep_scaled
 from deploy.schema import RunFile
@@ -36,25 +38,32 @@ def fleet_of(backend: Backend) -> Open:
     return RayFleet.open
 
 
-def launch(run: RunFile, *, on_event: OnEvent, backend: Backend = "local") -> Outcome:
-    """Runs to the end, with a line to `on_event` for each event and step. The run folder says the rest.
+def launch(run: RunFile, *, on_event: OnEvent, backend: Backend = "local", with_logs: bool = False) -> Outcome:
+    """Runs to the end, with a line to `on_event` for each event and step, and with_logs for each line of the services' logs. The run folder says the rest.
 
     Raises ValueError for a run folder that cannot be made or is in use, or a cluster that is not there or too small.
     """
     check(run, backend)
     with claimed(run.run_dir, "launcher"), fleet_of(backend)(run, on_event) as fleet:
-        return asyncio.run(_run(run, fleet, on_event))
+        return asyncio.run(_run(run, fleet, on_event, with_logs))
 
 
-async def _run(run: RunFile, fleet: Fleet, on_event: OnEvent) -> Outcome:
+async def _run(run: RunFile, fleet: Fleet, on_event: OnEvent, with_logs: bool) -> Outcome:
     async with fleet.keeper() as keeper:
         fleet.start(*fleet.first)
-        beside = (asyncio.create_task(tell_steps(run, on_event)), asyncio.create_task(keep_scaled(run, keeper, fleet.start, on_event)))
+        beside = [asyncio.create_task(tell_steps(run, on_event)), asyncio.create_task(keep_scaled(run, keeper, fleet.start, on_event))]
+        if with_logs:
+            beside.append(asyncio.create_task(_tell_logs([run.run_dir / "logs", *(process.log.parent for process in fleet.first)], on_event)))
         try:
             return await _outcome(keeper, *beside)
         finally:
             for task in beside:
                 task.cancel()
+
+
+async def _tell_logs(folders: list[Path], on_event: OnEvent) -> None:
+    async for line in prefixed(folders):
+        on_event(line)
 
 
 async def _outcome(keeper: Any, *beside: asyncio.Task[None]) -> Outcome:

@@ -300,6 +300,7 @@ class Actor:
         receipt = await self._submitting.submit(finished)
         if receipt.status == learner_pb2.RECEIPT_STATUS_UNWANTED:
             logger.info("group %s is not wanted any more: %s", receipt.group_id, receipt.detail)
+        if receipt.status == learner_pb2.RECEIPT_STATUS_UNWANTED or receipt.group_is_over:
             for task in group.tasks.values():
                 if task is not asyncio.current_task():
                     task.cancel()

@@ -77,7 +77,7 @@ class VllmEngine(VllmUpdates):
         self._accounting = Accounting(self._engine) if slow_reason else Intake(self._engine, interval_s=self._config.delta_interval_s)
         logger.info("tokens leave vLLM %s", f"by its own way, an object a token: {slow_reason}" if slow_reason else "in columns, a step at a time")
         workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
-        await self._choose_apply(self._config.apply)
+        await self._choose_apply("loader" if self._config.quantization else self._config.apply)
         tokens = await asyncio.to_thread(Tokens, self._folder)
         if without_text := tokens.without_text(self._engine.model_config.get_vocab_size()):
             await self._rpc("headrace_forbid", without_text, timeout_s=60.0)
@@ -101,7 +101,7 @@ class VllmEngine(VllmUpdates):
         shapes = {name: list(shape) for name, shape in self._expected}
         reasons = await self._rpc("headrace_prepare", str(self._folder), shapes, apply == "auto", timeout_s=600.0)
         self.apply_reason = next((reason for reason in reasons if reason), "")
-        logger.info("updates are applied by %s", f"the engine's loader: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
+        logger.info("updates are applied by %s", f"the engine's loader, if at all: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
 
     async def stop(self) -> None:
         engine, accounting, self._engine, self._accounting = self._engine, self._accounting, None, None

@@ -62,7 +62,7 @@ def declared() -> set[str]:
 
 def imported() -> set[str]:
     """Top-level modules that are imported anywhere in the code, the standard library's and our own left out."""
-    ours = {"learner", "rollout_server", "reward_server", "protos", "deploy", "tests", "benchmarks", "headrace"}
+    ours = {"learner", "rollout_server", "reward_server", "protos", "deploy", "tests", "benchmarks", "examples", "headrace"}
     folders = [ROOT / name for name in ours if (ROOT / name).is_dir()]
     found: set[str] = set()
     for file in [ROOT / "headrace.py", *(file for folder in folders for file in folder.rglob("*.py"))]:

@@ -44,6 +44,7 @@ def smoke(
     run_dir: RunDir = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of model, data, sampling and training.")] = 0,
     algorithm: Annotated[str, typer.Option(help="Preset: docs/algorithms.md lists them.")] = "grpo",
+    backend: Annotated[Backend, typer.Option(help="ray: on a Ray cluster of two nodes that is started on this machine.")] = Backend.LOCAL,
 ) -> None:
     """The demo on a tiny model that sorts digits: all services, real engine, under two minutes.
 
@@ -51,7 +52,7 @@ def smoke(
     """
     from deploy.demo.smoke import run
 
-    _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm))
+    _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm, backend=backend.value))
 
 
 def _finish(result: dict[str, Any]) -> None:

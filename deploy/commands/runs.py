@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def launch(
     file: Annotated[Path, typer.Argument(help="Run file.")],
     backend: Annotated[Backend, typer.Option(help="Where to run.")] = Backend.LOCAL,
-    dry_run: Annotated[bool, typer.Option(help="Print the resolved plan and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print who runs where with which command, and start nothing.")] = False,
+    logs: Annotated[bool, typer.Option(help="Also print what all services write, each line with its service's name.")] = False,
     sets: Sets = [],  # noqa: B006
 ) -> None:
     """Start all services of a run file and keep them running until it is finished. An existing run folder is resumed.
@@ -41,7 +42,7 @@ def launch(
     from deploy.launch import last_words
     from deploy.launch import launch as launch_run
 
-    outcome = launch_run(run, backend=backend.value, on_event=lambda text: typer.echo(text, err=True))
+    outcome = launch_run(run, backend=backend.value, with_logs=logs, on_event=lambda text: typer.echo(text, err=True))
     typer.echo(last_words(run), err=True)
     if outcome.code:
         say(outcome.message)

@@ -58,6 +58,7 @@ def test_an_exported_cut_equals_the_live_policy_in_the_dtype_asked_for(made: tup
     code, said = command("export", run, out)  # the newest cut, in the dtype the run served
     assert code == 0, said
     held = load_file(out / "model.safetensors")
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode  # not for its owner alone
     parameters = dict(live.named_parameters())
     assert set(held) == set(parameters)  # a tied head once, an untied one too
     for name, tensor in held.items():

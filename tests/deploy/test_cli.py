@@ -6,16 +6,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from deploy.cli import app
+from deploy.launch import last_words
 from deploy.mistakes import Mistakes
+from deploy.schema import load
 from deploy.serve import parse_scorers, parse_sets, resolve
+from learner.supervisor import last_words as of_learner
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["reward", "try"], ["launch"], ["validate"], ["status"], ["report"], ["audit"], ["demo"], ["smoke"])
+COMMANDS = (["serve", "learner"], ["serve", "rollout"], ["serve", "reward"], ["reward", "try"], ["launch"], ["validate"], ["plan"], ["schema"], ["status"], ["report"], ["audit"], ["demo"], ["smoke"])
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -71,9 +75,46 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
 def test_a_valid_file_is_summed_up_and_its_plan_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(app, ["validate", "deploy/templates/cpu.yaml"])
-    assert (result.exit_code, result.output) == (0, "deploy/templates/cpu.yaml: valid; 1 rollout, 1 reward, 1 trainer ranks\n")
+    assert (result.exit_code, result.stdout) == (0, "deploy/templates/cpu.yaml: valid; 1 rollout, 1 reward, 1 trainer ranks\n")
     result = CliRunner().invoke(app, ["launch", "deploy/templates/cpu.yaml", "--dry-run", "--set", "rollout.replicas=3"])
     assert json.loads(result.output)["processes"] == ["learner", "rollout-0", "rollout-1", "rollout-2", "reward-0"]
+
+
+def test_a_bare_command_prints_its_help_as_it_is() -> None:
+    ran = subprocess.run([sys.executable, "-m", "deploy.cli"], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ran.returncode == 2 and ran.stdout.startswith("Usage: headrace [OPTIONS] COMMAND") and ran.stderr == ""
+
+
+def a_run_file(folder: Path, **changes: Any) -> Path:
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (folder / "prompts.jsonl").write_text('{"prompt": "1"}\n')
+    content = {"run_dir": str(folder / "run"), "model": str(model), "learner": {"steps": 5, "data": {"prompts": str(folder / "prompts.jsonl")}}, "rollout": {}, "reward": {"scorers": [{"name": "a", "use": "exact"}]}}
+    file = folder / "run.yaml"
+    file.write_text(json.dumps({**content, **changes}))
+    return file
+
+
+def test_validate_looks_at_the_models_folder(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["validate", str(a_run_file(tmp_path))])
+    assert result.exit_code == 2 and "the folder has no *.safetensors, hence no weights" in result.output and "hence no tokenizer" in result.output
+
+
+def test_a_model_that_is_no_folder_is_said_to_be_taken_for_a_hub_id(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["validate", str(a_run_file(tmp_path, model="someone/model"))])
+    assert result.exit_code == 0 and "model someone/model is no folder here: taken for a hub id" in result.stderr
+
+
+def test_a_launch_ends_with_how_far_it_came_and_what_is_next(tmp_path: Path) -> None:
+    run = load(a_run_file(tmp_path, model="someone/model"))
+    assert last_words(run) == f"step 0 of 5; run folder {run.run_dir}; next: {run.run_dir}/logs says why, the same command goes on"
+    run.run_dir.mkdir()
+    (run.run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3, 4, 5)))
+    assert last_words(run) == f"step 5 of 5; run folder {run.run_dir}; next: `headrace report {run.run_dir}`"
+    assert of_learner(run.learner) == f"the learner has left after step 5 of 5; run folder {run.run_dir}; next: headrace report {run.run_dir}"
+    limited = run.model_copy(update={"learner": run.learner.model_copy(update={"steps": 9, "max_minutes": 7.0})})
+    assert last_words(limited) == f"step 5 of 9 (its limit of 7 minutes, or it was stopped); run folder {run.run_dir}; next: `headrace report {run.run_dir}`, the same command goes on"
 
 
 def test_values_of_set_are_yaml_and_exponents_are_numbers() -> None:

@@ -123,3 +123,9 @@ def test_a_bars_height_is_its_share_of_the_highest() -> None:
 @pytest.mark.parametrize(("value", "text"), [(3.0, "3"), (0.25, "0.25"), (1234567.0, "1.23e+06"), (12345.0, "12345")])
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
+
+
+def test_groups_are_counted_after_the_last_step_as_the_audit_does(tmp_path: Path) -> None:
+    """The line of a step is written when its batch is taken: of 40 leased, 24 trained, 7 dropped, 9 open, the 4 of this batch are trained by its end."""
+    page = write(run_folder(tmp_path / "run", [line(1, groups=["g1", "g2", "g3", "g4"], open_groups=9)])).read_text()
+    assert "40, 28, 7, 5" in page

@@ -77,6 +77,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"rollout.model": "other"}, ["rollout.model='other' differs from model=", "remove rollout.model"]),
     ({"reward.scorers": [{"name": "answer", "group": {"op": "rank", "of": "x"}}, {"name": "x", "use": "exact"}]}, ["'answer' compares whole groups and rollout.score_groups is false"]),
     ({"learner.scorer": "style"}, ["learner.scorer='style' is none of reward.scorers ['answer']", "name one of them"]),
+    ({"reward.scorers": [{"name": "answer", "use": "exakt"}]}, ["run.yaml: reward.scorers.0.use: 'exakt' is no built-in scorer; did you mean 'exact'?"]),
     ({"learner.data.prompts": "/no/such.jsonl"}, ["learner.data.prompts='/no/such.jsonl': no such file"]),
     ({"learner.data": {"sets": {"a": {"prompts": "/no/such.parquet"}}}}, ["learner.data.sets.a.prompts='/no/such.parquet': no such file"]),
     ({"rollout.dtype": "bfloat16"}, ["learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16", "set both to bfloat16"]),

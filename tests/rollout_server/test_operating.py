@@ -174,6 +174,26 @@ async def test_a_call_whose_deadline_is_over_leaves_the_engine_at_once(start: St
     assert running.service.replica.tally.ends["cancelled"] == 1
 
 
+async def test_refused_and_cancelled_calls_leave_no_count_behind(start: Start) -> None:
+    # faults.md 125: one place, three waves of a good call among refused and cancelled ones; one is with the engine at a time, and none afterwards
+    running = await start(max_num_seqs=1, step_s=0.01)
+    replica, stats = running.service.replica, running.engine.stats
+    for wave in range(3):
+        good = Stream(running.stub, max_new_tokens=60, seed=wave)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await whole(running.stub, pb.GenerateRequest(prompt_ids=pack_ids([100_000]), sampling=trajectory_pb2.SamplingParams(temperature=1.0, max_new_tokens=4)))
+        await until(lambda stream=good: stream.num_tokens)
+        cancelled = Stream(running.stub, max_new_tokens=200, seed=wave)  # waits behind the good one
+        await until(lambda: stats().num_running == 2)
+        assert stats().num_running <= 2 and len(running.engine._requests) <= 2
+        cancelled.task.cancel()
+        await asyncio.wait_for(good.task, 40)
+        await until(lambda: stats().num_running == 0 and replica.num_running == 0)
+    ends = replica.tally.ends
+    assert (ends["length"], ends["refused"], ends["cancelled"]) == (3, 9, 3)
+
+
 async def test_open_streams_keep_no_health_check_waiting(start: Start) -> None:
     # faults.md 124: as many streams as a thread pool would have had threads, and more
     running = await start(step_s=0.05, max_num_seqs=4)
