@@ -9,7 +9,13 @@ from pathlib import Path
 
 from grafana_foundation_sdk.builders import dashboard, prometheus, statetimeline, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, FieldColorModeId, Threshold, ThresholdsMode, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+)
 
 FILE = Path(__file__).with_name("headrace.json")
 RUN = '{run="$run"}'
