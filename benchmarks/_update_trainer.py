@@ -4,7 +4,7 @@ Answers lines on stdin with one JSON line each:
     write SEED        moves every weight a little, writes the snapshot; {"version", "manifest" (hex), "store_port", "num_bytes", "write_s"}
     send              sends the last version to one receiver by TRANSPORT; {"sent_bytes", "seconds", "error"}
     logprobs IDS      log-probs of a prompt (comma-separated ids) under the last version, in the served dtype; {"logprobs"}
-    copy              one flat device copy of the version's bytes, the median of 20; {"copy_s"}
+    copy              one flat copy of a version's bytes on the device, the median of 20; {"copy_s"}
 """
 
 from __future__ import annotations
@@ -82,16 +82,20 @@ class Trainer:
         return {"logprobs": values[:-1].gather(1, tokens[0, 1:, None])[:, 0].tolist()}
 
     def copy(self) -> dict[str, Any]:
-        assert self._snapshot is not None
-        source = torch.ones(self._snapshot.total_bytes, dtype=torch.uint8, device=self._device)
+        num_bytes = sum(parameter.numel() * torch.bfloat16.itemsize for parameter in self._model.parameters())
+        source = torch.ones(num_bytes, dtype=torch.uint8, device=self._device)
         target, seconds = torch.empty_like(source), []
         for _ in range(20):
-            torch.cuda.synchronize()
+            self._synchronize()
             began = time.perf_counter()
             target.copy_(source)
-            torch.cuda.synchronize()
+            self._synchronize()
             seconds.append(time.perf_counter() - began)
         return {"copy_s": statistics.median(seconds)}
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
 def main() -> None:

@@ -157,7 +157,7 @@ async def windows(made: Scene, options: argparse.Namespace) -> tuple[list[Bar], 
     """Pairs of windows under load: (bars, pairs, notes)."""
     stalls, load, found = Stalls(made.engine._engine), Load(made, options.requests, options.streams), Found()
     beat = asyncio.create_task(stalls.loop_beat())
-    copy_s = (await made.trainer.ask("copy"))["copy_s"] if options.device == "cuda" else 0.0
+    copy_s = (await made.trainer.ask("copy"))["copy_s"]
     load.start()
     await window(made, load, stalls, 2.0, 0)  # groups are made, everything has been compiled
     found.differences.append(await difference(made))

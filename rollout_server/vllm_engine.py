@@ -101,7 +101,7 @@ class VllmEngine(VllmUpdates):
         shapes = {name: list(shape) for name, shape in self._expected}
         reasons = await self._rpc("headrace_prepare", str(self._folder), shapes, apply == "auto", timeout_s=600.0)
         self.apply_reason = next((reason for reason in reasons if reason), "")
-        logger.info("updates are applied by %s", f"the engine's loader: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
+        logger.info("updates are applied by %s", f"the engine's loader, if at all: {self.apply_reason}" if self.apply_reason else "copies into its parameters")
 
     async def stop(self) -> None:
         engine, accounting, self._engine, self._accounting = self._engine, self._accounting, None, None

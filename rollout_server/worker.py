@@ -17,12 +17,14 @@ import torch
 from protos import faultpoints, stacks
 from protos.lifeline import die_with_multiprocessing_parent
 from protos.weights.adapter import MergedStaging
+from protos.weights.errors import TransferError
 from protos.weights.ipc import visible_devices
 from protos.weights.landing import Landing
 from protos.weights.layout import Engine, engine_of, place_of
 from protos.weights.staging import Keep, VerifiedStaging
 from rollout_server.checkpoint import stored
 from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
+from rollout_server.weights.reloading import changed_by, packs_experts
 
 die_with_multiprocessing_parent()
 stacks.answering()
@@ -53,6 +55,7 @@ class WorkerExtension:
     _headrace_landed: Landing
     _headrace_folder: Path
     _headrace_shapes: dict[str, list[int]]
+    _headrace_refusal: str = ""  # why no update is taken
 
     def headrace_describe(self) -> dict[str, Any]:
         """Where this worker's part of the model lives: its number, device type and UUID, and the GPUs that it sees."""
@@ -80,13 +83,27 @@ class WorkerExtension:
             plan = make_plan(self.model_runner.get_model(), {name: tuple(shape) for name, shape in shapes.items()}, engine)
             plan.check(_stored(Path(folder)))
         except NotPlain as error:
-            return str(error)
+            self._headrace_refusal = self._headrace_proved_loader()
+            return self._headrace_refusal or str(error)
         self._headrace_flat = plan
         return ""
 
+    def _headrace_proved_loader(self) -> str:
+        """Why the engine's loader cannot be used for updates of this model; "" where it can."""
+        model = self.model_runner.get_model() if hasattr(self, "model_runner") else None
+        model = self.model_runner.get_model()
+        if not packs_experts(model):
+            return ""
+        changed = changed_by(lambda: self._headrace_load(_stored(self._headrace_folder)), model)
+        if not changed:
+            return ""
+        return f"this vLLM packs the experts of this model and cannot take them again: loading the same files once more changed {changed}; updates are refused, serve a model without experts or another vLLM"
+
     def headrace_forbid(self, ids: list[int]) -> None:
         """These ids are never drawn from now on, whoever asks; a prompt's own log-probs (the probe) are not touched."""
-        sampler, places = self.model_runner.sampler, torch.tensor(ids, dtype=torch.long, device=self.device)
+        sampler, places = getattr(self.model_runner, "sampler", None), torch.tensor(ids, dtype=torch.long, device=self.device)
+        if sampler is None:
+            return  # a worker of an earlier pipeline stage draws nothing
         if isinstance(sampler, torch.nn.Module):
             sampler.register_forward_pre_hook(lambda _, args, kwargs: _without(places, args, kwargs), with_kwargs=True)
             return
@@ -99,13 +116,13 @@ class WorkerExtension:
         sampler.sample = without
 
     def headrace_begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
-        self._headrace_landing().begin_receive(group, manifest, timeout_s)
+        self._headrace_open_landing().begin_receive(group, manifest, timeout_s)
 
     def headrace_begin_folder(self, folder: str, manifest: bytes) -> None:
-        self._headrace_landing().begin_folder(folder, manifest)
+        self._headrace_open_landing().begin_folder(folder, manifest)
 
     def headrace_begin_chunks(self, manifest: bytes) -> None:
-        self._headrace_landing().begin_chunks(manifest)
+        self._headrace_open_landing().begin_chunks(manifest)
 
     def headrace_write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         self._headrace_landing().write_chunk(bucket, offset, data)
@@ -159,6 +176,12 @@ class WorkerExtension:
     def _headrace_load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
         refresh_packed_vocabulary(self.model_runner.get_model())
+
+    def _headrace_open_landing(self) -> Landing:
+        """For a transfer to begin. Raises TransferError where this model takes no updates."""
+        if self._headrace_refusal:
+            raise TransferError(f"{self._headrace_refusal}; the old weights stay")
+        return self._headrace_landing()
 
     def _headrace_landing(self) -> Landing:
         if not hasattr(self, "_headrace_landed"):

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import ray
 
+from deploy.doctor.run_file import why_no_answer
+
 log = logging.getLogger("headrace.deploy.on_ray.cluster")
 GUARDIAN = Path(__file__).with_name("guardian.py")
 OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes: nothing of ours lies there
@@ -44,6 +46,8 @@ class Node:
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """To a cluster that is there: host:port, or "auto" for the one that this machine belongs to. Raises ValueError when none answers."""
+    if ":" in address and "://" not in address and (why := why_no_answer(address)):  # Ray itself asks for minutes, and ends the process
+        raise ValueError(f"cluster.ray.address={address}: nothing answers there ({why}): start a cluster (`ray start --head`), or leave address out to have one started here")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, include_dashboard=False)
     except (ConnectionError, RuntimeError, TimeoutError) as error:

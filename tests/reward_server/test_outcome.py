@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf.struct_pb2 import Struct
 
+from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
 from reward_server.fields import decode
 from reward_server.outcome import MAX_DETAIL_CHARS, MAX_PARTS, Scored, Unscored, checked, clean
+from reward_server.wire import from_proto
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,12 @@ def test_integral_numbers_of_a_struct_become_integers_again() -> None:
     assert type(plain["gold"]) is int and type(plain["flag"]) is bool and type(plain["huge"]) is float
     assert str(plain["gold"]) == "5"
     assert decode(b"") == {}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_another_server_says_is_no_score_where_a_number_is_not_finite(number: float) -> None:
+    for score in (pb.Score(value=number), pb.Score(value=0.5, parts={"style": number})):
+        outcome = from_proto(pb.Reward(score=score))
+        assert isinstance(outcome, Unscored) and outcome.reason == "non_finite" and f"{number}" in outcome.detail
+    assert from_proto(pb.Reward(score=pb.Score(value=0.5, parts={"style": 1.0}))) == Scored(value=0.5, parts={"style": 1.0})
+    assert from_proto(pb.Reward()) == Unscored("an answer without an outcome", "error")

@@ -199,3 +199,4 @@ async def test_what_was_pushed_is_what_is_drawn_from_and_a_second_push_of_it_cha
     assert at_receiver <= (total if case.workers == 1 else 0.66 * total) + 2 * BUCKET_BYTES
     replicas = f"{case.replicas}" + (", tensor parallel 2" if case.workers > 1 else "")
     TABLE.append(f"| {case.family} | {'tied' if case.tied else 'own'} | {'yes' if case.biases else 'no'} | {case.ranks} | {replicas} | {total:,} | {at_rank:,} | {at_receiver:,} | {max(off):.1e} |")
+    print(TABLE[-1], flush=True)
