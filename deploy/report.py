@@ -106,7 +106,8 @@ def page(run_dir: Path, lines: list[Metrics]) -> str:
         *[chart(each, steps) for each in CHARTS],
         _staleness(steps),
         _dropped(steps),
-        _unusable(steps),
+        _by_reason(steps, "unusable", "Samples of trained groups that could not be used, by reason"),
+        _by_reason(steps, "fallbacks", "Samples trained on with filter.unscored_value instead of a score, by reason"),
         _accuracy(run_dir),
         _samples(run_dir),
         _configuration(run_dir),
@@ -191,13 +192,13 @@ def _dropped(steps: list[Metrics]) -> str:
     return bar_chart("Groups dropped so far, by reason", [(reason, float(count)) for reason, count in sorted(dropped.items())])
 
 
-def _unusable(steps: list[Metrics]) -> str:
-    """Samples of trained groups that had no part in the loss: unscored ones by reason, and others."""
+def _by_reason(steps: list[Metrics], key: str, title: str) -> str:
+    """Counts of all steps together: samples that had no part in the loss, or that fell back."""
     reasons: dict[str, int] = {}
     for line in steps:
-        for reason, count in (line.get("unusable") or {}).items():
+        for reason, count in (line.get(key) or {}).items():
             reasons[reason] = reasons.get(reason, 0) + count
-    return bar_chart("Samples of trained groups that could not be used, by reason", [(reason, float(count)) for reason, count in sorted(reasons.items())])
+    return bar_chart(title, [(reason, float(count)) for reason, count in sorted(reasons.items())])
 
 
 def _accuracy(run_dir: Path) -> str:

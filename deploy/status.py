@@ -82,6 +82,10 @@ def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
         f" (at most {status.max_open} open, {status.num_waiting} complete and waiting); dropped: {dropped}"
     )
     yield f"staleness (bound {status.max_staleness}): {staleness_words(dict(status.trained_tokens_by_staleness))}"
+    if status.num_stopped:
+        yield f"samples not waited for since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_stopped.items()))}"
+    if status.num_continued_samples:
+        yield f"samples drawn on from what another replica had drawn: {status.num_continued_samples} ({status.num_continued_tokens} tokens kept)"
     if status.num_unusable:
         yield f"unusable samples since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_unusable.items()))}"
     for one in status.data_sets:

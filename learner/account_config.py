@@ -14,6 +14,7 @@ class SamplingConfig(Section):
     """The distribution sampled from and, exactly so, trained on."""
 
     group_size: Count = Field(8, description="samples of one prompt")
+    oversample: int = Field(0, ge=0, description="samples drawn of each prompt beyond group_size: the first group_size to be finished and scored are trained on, the rest is stopped. Favours short samples")
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
@@ -79,7 +80,14 @@ class FilterConfig(Section):
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
     max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
     then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")
+    stop_flat_after: int | None = Field(None, ge=2, description="with zero_signal: a group whose first so many usable samples have equal rewards is dropped and its rest stopped; None: only whole groups are judged")
     max_consecutive_drops: Count = Field(256, description="groups dropped one after another before the run stops with a message")
+
+    @model_validator(mode="after")
+    def _early(self) -> FilterConfig:
+        if self.stop_flat_after is not None and not self.zero_signal:
+            raise ValueError(f"filter.stop_flat_after={self.stop_flat_after} with zero_signal=false: groups without signal are trained on then; set zero_signal: true, or leave stop_flat_after out")
+        return self
 
     @model_validator(mode="after")
     def _fallback(self) -> FilterConfig:

@@ -28,6 +28,8 @@ def check_set(config: LearnerConfig, name: str, one: SetConfig, algorithm: Algor
         raise ValueError(f"algorithm.advantage.k={algorithm.advantage.k} is more than {size_key}={size}: no subset of k exists; use a smaller k")
     if kind == "teacher" and zero_signal:
         raise ValueError(f"{zero_key}=true with advantage.kind=teacher: a teacher judges groups of equal rewards as well; set zero_signal=false")
+    if kind == "greedy_baseline" and config.sampling.oversample:
+        raise ValueError(f"sampling.oversample={config.sampling.oversample} with advantage.kind=greedy_baseline: a group could be complete without its greedy answer; set oversample=0")
     if kind == "greedy_baseline" and zero_signal:
         raise ValueError(f"{zero_key}=true with advantage.kind=greedy_baseline: samples of equal rewards still differ from the greedy answer's; set zero_signal=false")
     if kind == "greedy_baseline" and config.control == "shuffled_rewards":

@@ -21,7 +21,7 @@ from protos.exporting import Exporter
 from protos.gpus import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
 from protos.security import resolve
-from reward_server import wiring
+from reward_server import memory, wiring
 from reward_server.config import RewardConfig
 from reward_server.metrics import FIGURES, Seen
 from reward_server.plane import Plane
@@ -109,6 +109,7 @@ def main() -> int:
     parser.add_argument("--address-file", type=Path, help="written with host:port once it serves")
     options = parser.parse_args()
     stacks.answering()
+    memory.return_large_blocks()
     try:
         logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         uvloop.run(serve(load_config(options.config), options.address_file, lambda: load_config(options.config)))

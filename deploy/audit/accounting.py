@@ -24,6 +24,7 @@ LEASED, ENDED, PLANNED, ONCE, STALE, TOKENS = (
 )  # fmt: skip
 BOUND = "the bound on staleness moves one step at a time, within its limits, and a group keeps its own"
 PROGRESS = "reports of an unfinished sample follow each other"
+EARLY = ("no_baseline", "unscored", "unusable", "flat_early")  # may be known before a group is complete
 SIZES, BASELINE = "a group has as many samples as the configuration says", "a trained group's baseline has a score"
 CLOSED, VERSIONS, SAMPLES, KINDS, HELD = "closes match plans", "versions rise and are never used twice", "a sample is booked once", "records are known", "a trained sample's payload is in the journal"
 
@@ -109,7 +110,7 @@ class Accounting:
         self._must(size == wanted, SIZES, entry, f"group {name} has {size} samples, the configuration says {wanted}{', the greedy one counted in' if baseline else ''}")
         self._must(rules.greedy in (None, baseline), SIZES, entry, f"group {name} is {'' if baseline else 'not '}given a greedy answer as its baseline, which the run's algorithm has{' not' if baseline else ''}")
         self._must(record.get("bound") == self.bound, BOUND, entry, f"group {name} is admitted under {record.get('bound')}, the bound is {self.bound}")
-        return Group(first_version=record["version"], prompt_row=record["prompt_row"], size=size, baseline=baseline, bound=self.bound)
+        return Group(first_version=record["version"], prompt_row=record["prompt_row"], size=size, baseline=baseline, bound=self.bound, extra=record.get("extra", 0))
 
     def _on_data(self, record: dict[str, Any], entry: Entry) -> None:
         """What is kept of each data set; with `restart` the data are others, and what was not complete is dropped."""
@@ -126,14 +127,15 @@ class Accounting:
         group = self._open(seq, f"submitted (sample {index})", entry)
         if group is None or sample is None:
             return
-        self._must(0 <= index < group.size, SAMPLES, entry, f"{name}: a group has {group.size} samples")
+        self._must(0 <= index < group.size + group.extra, SAMPLES, entry, f"{name}: a group has {group.size + group.extra} samples")
+        self._must(len(group.samples) < group.size, SAMPLES, entry, f"{name} is booked in a group that is complete with {group.size}")
         self._must(index not in group.samples, SAMPLES, entry, f"{name} is booked a second time")
         for version, _ in sample.tokens:
             known = version in self.versions.by_number and version >= group.first_version
             self._must(known, VERSIONS, entry, f"{name}: drawn by version {version}, but it was leased for {group.first_version} or newer and {self.versions.newest} is the newest published")
         group.samples[index] = sample
         if record["dropped"]:
-            whole = len(group.samples) == group.size
+            whole = len(group.samples) == group.size or record["dropped"] in EARLY
             self._must(whole, ENDED, entry, f"group {group_name(seq)} is dropped as {record['dropped']} with {len(group.samples)} of {group.size} samples")
             self._drop([seq], record["dropped"], entry)
 
@@ -144,7 +146,7 @@ class Accounting:
         num_tokens, end = len(record["ids"]) // 4, record["start"] + len(record["ids"]) // 4
         if group is None:
             return
-        self._must(0 <= index < group.size and index not in group.samples, SAMPLES, entry, f"{name} is reported, and is booked or none of {group.size}")
+        self._must(0 <= index < group.size + group.extra and index not in group.samples, SAMPLES, entry, f"{name} is reported, and is booked or none of {group.size}")
         known = group.reported.get(index, 0)
         self._must(record["start"] == known, PROGRESS, entry, f"{name} is reported from token {record['start']} on, {known} were reported before")
         self._must(len(record["logprobs"]) == 4 * num_tokens and sum(count for _, count in record["spans"]) == end, PROGRESS, entry, f"{name}: log-probs or spans of a report do not fit its tokens")
@@ -197,7 +199,7 @@ class Accounting:
             return
         self._must(group.place != "trained", ONCE, entry, f"{name} is trained already")
         self._must(group.place in (expected, "trained"), PLANNED, entry, f"{name} is {group.place}")
-        whole = sorted(group.samples) == list(range(group.size))
+        whole = len(group.samples) == group.size
         self._must(whole, PLANNED, entry, f"{name} has the samples {sorted(group.samples)} of {group.size}")
         missing = sorted(set(group.samples) - group.has_payload)
         self._must(not missing, HELD, entry, f"{name}: the payloads of samples {missing} are not there")

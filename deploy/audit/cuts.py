@@ -84,7 +84,7 @@ def begin_with(cut: Cut, accounting: Accounting) -> None:
     for saved in state["groups"]:
         samples = {index: of_record({"facts": facts}) for index, facts in saved["samples"]}
         place = "trained" if saved["place"] == "closed" else saved["place"]
-        accounting.groups[saved["seq"]] = Group(first_version=saved["first_version"], prompt_row=saved["prompt_row"], size=saved.get("size", state["group_size"]), baseline=saved.get("baseline", False), bound=saved.get("bound"), place=place, samples=samples, reported={index: len(part["ids"]) // 4 for index, part in saved.get("parts", ())})
+        accounting.groups[saved["seq"]] = Group(first_version=saved["first_version"], prompt_row=saved["prompt_row"], size=saved.get("size", state["group_size"]), baseline=saved.get("baseline", False), bound=saved.get("bound"), extra=saved.get("extra", 0), place=place, samples=samples, reported={index: len(part["ids"]) // 4 for index, part in saved.get("parts", ())})
     accounting.closed, accounting.due = _plans(state["closed"]), _plans(state["replays"])
     accounting.active = next(iter(_plans([state["active"]] if state["active"] else []).values()), None)
     accounting.bounds = dict(state.get("bounds", []))

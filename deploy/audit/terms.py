@@ -44,6 +44,7 @@ class Group:
     reported: dict[int, int] = field(default_factory=dict)  # tokens of unfinished samples that were reported
     baseline: bool = False
     bound: int | None = None
+    extra: int = 0  # samples drawn beyond size
 
     @property
     def trained(self) -> dict[int, Sample]:

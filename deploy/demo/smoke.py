@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from deploy.demo import sorting
-from deploy.demo.demo import summarize
+from deploy.demo.demo import summarize, two_machines
 from deploy.demo.evaluate import Question
 from deploy.demo.session import Lesson, teach
+from deploy.launch import Backend
 from deploy.report import write as write_report
 from deploy.schema import RunFile, load
 from deploy.services import write_atomically
@@ -29,7 +30,7 @@ STEPS = 60
 SCORER = "sorted"
 
 
-def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None], algorithm: str = "grpo") -> dict[str, Any]:
+def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None], algorithm: str = "grpo", backend: Backend = "local") -> dict[str, Any]:
     """From nothing to the result line; a finished folder gives its result again, an interrupted one goes on.
 
     algorithm: name of a preset (learner/presets.py).
@@ -44,16 +45,16 @@ def run(run_dir: Path, *, seed: int, on_event: Callable[[str], None], algorithm:
     if algorithm not in PRESETS:
         raise ValueError(f"algorithm {algorithm} is not a preset; choose one of {', '.join(PRESETS)}")
     if not (run_dir / "run.yaml").is_file():
-        prepare(run_dir, digits, seed, algorithm, on_event)
+        prepare(run_dir, digits, seed, algorithm, on_event, backend)
     run_file = load(run_dir / "run.yaml")
-    taught = teach(run_file, make_lesson(digits, run_file), on_event)
+    taught = teach(run_file, make_lesson(digits, run_file), on_event, backend)
     summary = summarize(taught, run_dir)
     write_atomically(result, json.dumps(summary) + "\n")
     on_event(f"report: {write_report(run_dir)}")
     return summary
 
 
-def prepare(run_dir: Path, held_out: list[str], seed: int, algorithm: str, on_event: Callable[[str], None]) -> None:
+def prepare(run_dir: Path, held_out: list[str], seed: int, algorithm: str, on_event: Callable[[str], None], backend: Backend = "local") -> None:
     """Model, prompts, and last the run file."""
     run_dir.mkdir(parents=True, exist_ok=True)
     digits = sorting.training(NUM_TRAINING, seed=seed, excluded=held_out)
@@ -63,7 +64,7 @@ def prepare(run_dir: Path, held_out: list[str], seed: int, algorithm: str, on_ev
     if not model.exists():
         on_event("model: a new one of 0.5 M parameters, with a little supervised training")
         make_model(model, digits, seed)
-    write_atomically(run_dir / "run.yaml", yaml.safe_dump(run_content(run_dir, model, seed, algorithm), sort_keys=False))
+    write_atomically(run_dir / "run.yaml", yaml.safe_dump(run_content(run_dir, model, seed, algorithm, backend), sort_keys=False))
 
 
 def make_model(folder: Path, digits: list[str], seed: int) -> None:
@@ -76,7 +77,7 @@ def make_model(folder: Path, digits: list[str], seed: int) -> None:
         raise RuntimeError(f"the tiny model could not be made: {made.stderr[-2000:]}")
 
 
-def run_content(run_dir: Path, model: Path, seed: int, algorithm: str) -> dict[str, Any]:
+def run_content(run_dir: Path, model: Path, seed: int, algorithm: str, backend: Backend = "local") -> dict[str, Any]:
     """The run file: sixteen groups of sixteen a step."""
     return {
         "run_dir": str(run_dir),
@@ -105,6 +106,7 @@ def run_content(run_dir: Path, model: Path, seed: int, algorithm: str) -> dict[s
             "exit_when_finished": False,  # it answers the held-out questions afterwards
         },
         "reward": {"scorers": [{"name": SCORER, "use": "deploy.demo.sorting:score"}]},
+        **(two_machines() if backend == "ray" else {}),
     }
 
 

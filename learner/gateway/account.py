@@ -4,9 +4,9 @@ A record is one mutation, whole: a msgpack-able dict with its "type". The same r
 a restarted gateway is the newest cut's `state()` plus the journal's records after it. Which records may be made is ledger.py's.
 
     data           rules, restart           what is kept of each data set; restart: the data are others, unfinished groups are dropped
-    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size, baseline, bound and pick where they are not plain
+    opened         seq, prompt_id, prompt_row, lease, now, version     a group's first lease; data_set, size, extra, baseline, bound and pick where they are not plain
     leased_again   seq, lease
-    submitted      seq, sample_index, facts, dropped                   dropped: why the group it completed is not wanted, or ""; kept: why it might have been
+    submitted      seq, sample_index, facts, dropped                   dropped: why its group, complete or decided before that, is not wanted, or ""; kept: why it might have been
     progressed     seq, sample_index, start, ids, logprobs, spans, finish     tokens drawn of a sample that is not submitted, from `start` on
     released       given_back, failed, dropped                         leases that ended unfulfilled: seqs; dropped: out of attempts
     dropped        groups, reason
@@ -121,6 +121,7 @@ class Account:
             size=record.get("size", self.group_size),
             baseline=record.get("baseline", False),
             bound=record.get("bound"),
+            extra=record.get("extra", 0),
         )
         self.history.opened(self.groups[seq].data_set, record["prompt_row"], seq=seq, step=self.step, pick=record.get("pick", {}))
         self.next_seq += 1
@@ -138,8 +139,9 @@ class Account:
         """What a "submitted" record means, for whoever has its facts at hand: they need not be read back from the record just made."""
         group.samples[sample_index] = facts
         group.parts.pop(sample_index, None)
-        if len(group.samples) < group.size:
+        if not group.complete and not dropped:
             return
+        group.parts.clear()
         self.history.measured(group.data_set, group.prompt_row, (facts.reward for facts in group.usable() if facts.reward is not None))
         group.lease = None
         self.unheld.discard(group.seq)

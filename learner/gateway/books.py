@@ -31,6 +31,7 @@ class Books:
         self.bell = Bell()
         self.payloads: dict[Key, Position] = {}
         self.unusable: Counter[str] = Counter()
+        self.stopped: Counter[str] = Counter()  # samples not waited for, by why their group was decided without them
         self.progress: Counter[str] = Counter()  # reports kept; samples that were lent again with a part, and the tokens of those parts
         self.unscored = UnscoredShare(most=max_unscored_share)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -251,7 +251,7 @@ class Gateway:
             progress=Progress(self._books, run_id=self.run_id, vocabulary=vocabulary),
             snapshots=self._snapshots,
             fetches=Fetches(self._snapshots, self._deltas, self._attendance),
-            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, progress=self._books.progress, catalog=self._shelf.catalog, bulletin=self._bulletin),
+            status=lambda: status(config=self._config, run_id=self.run_id, ledger=self._books.ledger, attendance=self._attendance, evaluation=self._evaluation, finished=self.feed.finished.is_set(), alarm=self._saving.alarm, num_refused=self._server.guard.num_refused, num_unusable=self._books.unusable, progress=self._books.progress, stopped=self._books.stopped, catalog=self._shelf.catalog, bulletin=self._bulletin),
             encode=wire.lease_encoder(self._config),
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
@@ -287,6 +287,8 @@ def limits_of(config: LearnerConfig) -> Limits:
         unscored=config.filter.unscored,
         max_consecutive_drops=config.filter.max_consecutive_drops,
         max_attempts=config.lease.max_attempts,
+        oversample=config.sampling.oversample,
+        stop_flat_after=config.filter.stop_flat_after,
         max_progress_bytes=config.lease.max_progress_bytes,
         max_flat_a_step=config.filter.max_flat_a_step,
         flat_fails=config.filter.then == "fail",

@@ -12,6 +12,7 @@ from learner.gateway.parts import Part
 
 ZERO_SIGNAL_SPREAD = 1e-6
 UNSCORED = "unscored"
+FLAT_EARLY = "flat_early"
 NAMES_KEPT = 4096  # names and numbers of groups that need not be made again for each sample
 
 Place = Literal["open", "planned", "closed"]
@@ -109,6 +110,7 @@ class Group:
     floor_step: policy step at the first lease; it is not leased again while the run is rolled back below that.
     attempts: leases that count (one given back in good order does not).
     data_set: name of the prompt's data set; empty: the run has one without a name. size: samples of the group, the baseline counted in.
+    extra: samples that are drawn beyond size; the group is complete with the first `size` of all.
     bound: staleness that it was opened under, in steps; None: the run's max_staleness.
     baseline: the last sample is the greedy answer, whose reward the others are held against; it is never trained on.
     parts: what was reported of samples that are not submitted, by sample index.
@@ -131,6 +133,16 @@ class Group:
     rolled_back: bool = False
     baseline: bool = False
     bound: int | None = None
+    extra: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return len(self.samples) >= self.size
+
+    @property
+    def num_drawn(self) -> int:
+        """Samples that its holder draws."""
+        return self.size + self.extra
 
     @property
     def group_id(self) -> str:
@@ -181,4 +193,26 @@ def verdict(samples: Mapping[int, SampleFacts], *, min_usable: int, zero_signal:
         return "unusable"
     if zero_signal and max(usable) - min(usable) < ZERO_SIGNAL_SPREAD:
         return "zero_signal"
+    return ""
+
+
+def early_verdict(
+    samples: Mapping[int, SampleFacts], *, size: int, min_usable: int, zero_signal: bool, unscored: str, stop_flat_after: int | None, baseline_index: int | None = None
+) -> str:
+    """Why a group that is not complete will not be trained on, whatever becomes of its other samples; empty while that is open.
+
+    size: samples that will complete it. Reasons as in `verdict`; and "flat_early": with zero_signal the first stop_flat_after usable samples have
+    equal rewards, which is a guess about the rest, and asked for. Example: of 4 samples with min_usable=2, three unusable ones: "unusable".
+    """
+    trained = {index: facts for index, facts in samples.items() if index != baseline_index}
+    rewards = [facts.reward for facts in trained.values() if facts.usable and facts.reward is not None]
+    if baseline_index is not None and baseline_index in samples and not samples[baseline_index].usable:
+        return "no_baseline"
+    if unscored == "drop_group" and any(facts.unusable_reason.startswith(UNSCORED) for facts in trained.values()):
+        return "unscored"
+    missing = size - len(samples) - (baseline_index is not None and baseline_index not in samples)
+    if len(rewards) + missing < min_usable:
+        return "unusable"
+    if zero_signal and stop_flat_after is not None and len(rewards) >= stop_flat_after and max(rewards) - min(rewards) < ZERO_SIGNAL_SPREAD:
+        return FLAT_EARLY
     return ""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from learner.algorithms.adaptive_staleness import adapted_bound
 from learner.gateway.account import Account, Plan, Record
-from learner.gateway.groups import Group, Lease, SampleFacts, verdict
+from learner.gateway.groups import Group, Lease, SampleFacts, early_verdict, verdict
 from learner.gateway.history import Rules
 from learner.gateway.parts import Part, digest_of
 from learner.gateway.reading import Reading
@@ -40,7 +40,7 @@ class Ledger(Reading):
         lease = asdict(Lease(lease_id=lease_id, holder=holder, lapse_at=lapse_at))
         seq = self.next_seq
         size = self.limits.size_of(data_set)
-        more: dict[str, Any] = {"data_set": data_set, "size": size if size != self.limits.group_size else None, "baseline": data_set in self.limits.baselines, "pick": dict(pick)}
+        more: dict[str, Any] = {"data_set": data_set, "size": size if size != self.limits.group_size else None, "baseline": data_set in self.limits.baselines, "extra": self.limits.oversample, "pick": dict(pick)}
         bound = {} if self.limits.adaptive is None else {"bound": self.bound}
         record = self._made(type="opened", seq=seq, prompt_id=prompt_id, prompt_row=prompt_row, lease=lease, now=now, version=version.number, **bound, **{key: value for key, value in more.items() if value})
         return self.account.groups[seq], record
@@ -58,16 +58,18 @@ class Ledger(Reading):
         Raises ValueError for an index outside the group, or a version that was never published or is older than the lease allowed.
         """
         group = self.group(group_id)
-        size = group.size if group else self.limits.largest_group
-        if not 0 <= sample_index < size:
-            raise ValueError(f"sample_index={sample_index} is outside the group of {size} samples")
+        num_drawn = group.num_drawn if group else self.limits.largest_group
+        if not 0 <= sample_index < num_drawn:
+            raise ValueError(f"sample_index={sample_index} is outside the group of {num_drawn} samples")
         if group is None:
             return Submission(status="unwanted", group="gone", reason=f"group {group_id} is unknown, dropped, or trained and saved")
         if sample_index in group.samples:
-            return Submission(status="duplicate", group="open" if len(group.samples) < size else "complete")
+            return Submission(status="duplicate", group="complete" if group.complete else "open")
+        if group.complete:
+            return Submission(status="unwanted", group="complete", reason=f"group {group_id} is complete with {group.size} of {num_drawn} samples")
         self._check_versions(group, facts.spans)
-        complete = len(group.samples) + 1 == size
-        dropped = self._verdict(group, {**group.samples, sample_index: facts}) if complete else ""
+        complete = len(group.samples) + 1 == group.size
+        dropped = self._verdict(group, {**group.samples, sample_index: facts}, complete=complete)
         kept = dropped if dropped == "zero_signal" and self._keeps_flat() else ""
         dropped = "" if kept else dropped
         record = {"type": "submitted", "seq": group.seq, "sample_index": sample_index, "facts": facts.to_record(), "dropped": dropped, **({"kept": kept} if kept else {})}
@@ -81,10 +83,10 @@ class Ledger(Reading):
         Raises ValueError for an index outside the group, or a version that was never published or is older than the lease allowed.
         """
         group = self.group(group_id)
-        if group is None or sample_index in group.samples:
+        if group is None or sample_index in group.samples or group.complete:
             return Reported(status="unwanted", num_tokens=0)
-        if not 0 <= sample_index < group.size:
-            raise ValueError(f"sample_index={sample_index} is outside the group of {group.size} samples")
+        if not 0 <= sample_index < group.num_drawn:
+            raise ValueError(f"sample_index={sample_index} is outside the group of {group.num_drawn} samples")
         known = group.parts.get(sample_index)
         num_tokens = known.end if known else 0
         if group.lease is None or group.lease.lease_id != lease_id:
@@ -100,9 +102,14 @@ class Ledger(Reading):
             return Reported(status="full", num_tokens=num_tokens)
         return Reported(status="accepted", num_tokens=part.end, record=self._made(type="progressed", seq=group.seq, sample_index=sample_index, **part.to_record()))
 
-    def _verdict(self, group: Group, samples: Mapping[int, SampleFacts]) -> str:
+    def _verdict(self, group: Group, samples: Mapping[int, SampleFacts], *, complete: bool) -> str:
         limits = self.limits
         zero_signal = limits.zero_signals.get(group.data_set, limits.zero_signal)
+        if not complete:
+            stop_flat_after = None if self._keeps_flat() else limits.stop_flat_after
+            return early_verdict(
+                samples, size=group.size, min_usable=limits.min_usable, zero_signal=zero_signal, unscored=limits.unscored, stop_flat_after=stop_flat_after, baseline_index=group.baseline_index
+            )
         return verdict(samples, min_usable=limits.min_usable, zero_signal=zero_signal, unscored=limits.unscored, baseline_index=group.baseline_index)
 
     def _keeps_flat(self) -> bool:

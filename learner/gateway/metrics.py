@@ -121,6 +121,7 @@ FIGURES: tuple[Figure[Seen], ...] = (
     _gauge("dropped_groups", "Groups dropped in the surviving history, by reason.", lambda s: s.ledger.counts().dropped, "reason"),
     _gauge("oldest_open_seconds", "Age of the oldest open group.", _oldest_open_s),
     _counter("unusable_samples", "Samples that could not be trained on since the gateway started, by reason.", lambda s: s.books.unusable, "reason"),
+    _counter("stopped_samples", "Samples that were not waited for because their group was decided without them, by why.", lambda s: s.books.stopped, "reason"),
     _counter("progress_reports", "Reports of unfinished samples that were kept since the gateway started.", lambda s: s.books.progress["reports"]),
     _counter("continued_samples", "Samples that were lent again with what an earlier replica had drawn of them.", lambda s: s.books.progress["samples"]),
     _counter("continued_tokens", "Tokens of those samples: nobody had to draw them again.", lambda s: s.books.progress["tokens"]),

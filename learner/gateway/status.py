@@ -17,7 +17,7 @@ from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.rollout.v1alpha1 import rollout_pb2
 
 
-def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, evaluation: EvaluationDesk | None = None, finished: bool, alarm: str, num_refused: int = 0, num_unusable: Mapping[str, int] = {}, progress: Mapping[str, int] = {}, catalog: Catalog | None = None, bulletin: Bulletin | None = None) -> pb.GetStatusResponse:
+def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: Attendance, evaluation: EvaluationDesk | None = None, finished: bool, alarm: str, num_refused: int = 0, num_unusable: Mapping[str, int] = {}, progress: Mapping[str, int] = {}, stopped: Mapping[str, int] = {}, catalog: Catalog | None = None, bulletin: Bulletin | None = None) -> pb.GetStatusResponse:
     """What is known now; looks at everything and changes nothing."""
     counts = ledger.counts()
     return pb.GetStatusResponse(
@@ -42,6 +42,7 @@ def status(*, config: LearnerConfig, run_id: str, ledger: Ledger, attendance: At
         num_kept_flat=ledger.account.num_kept_flat,
         num_refused=num_refused,
         num_unusable=num_unusable,
+        num_stopped=stopped,
         num_progress_reports=progress.get("reports", 0),
         num_continued_samples=progress.get("samples", 0),
         num_continued_tokens=progress.get("tokens", 0),

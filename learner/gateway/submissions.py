@@ -35,6 +35,7 @@ class Receipt:
     sample_index: int
     status: str  # accepted, duplicate, unwanted
     detail: str = ""
+    group_is_over: bool = False  # nothing more is wanted of its group
 
 
 Sample = trajectory_pb2.Trajectory
@@ -125,8 +126,10 @@ class Submissions:
             self._books.unscored.note(reason if reason.startswith(UNSCORED) else "")
             if outcome.reason:
                 logger.info("group %s is dropped: %s", group_id, outcome.reason)
+            if group is not None and outcome.group != "open" and (missing := group.num_drawn - len(group.samples)):
+                self._books.stopped[outcome.reason or "oversampled"] += missing
             taken.append(((group_id, index), outcome.record, trajectory.SerializeToString()))
-        return Receipt(group_id=group_id, sample_index=index, status=outcome.status, detail=outcome.reason if outcome.status == "unwanted" else "")
+        return Receipt(group_id=group_id, sample_index=index, status=outcome.status, detail=outcome.reason if outcome.status == "unwanted" else "", group_is_over=outcome.group != "open")
 
 
 def _is_durable(future: asyncio.Future[Any]) -> bool:

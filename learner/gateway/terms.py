@@ -30,6 +30,7 @@ class Limits:
     max_flat_a_step: groups dropped for "zero_signal" since the last plan, after which others are kept, or with flat_fails the run ends; None: no bound.
     group_sizes, zero_signals: by data set, where one differs. baselines: data sets whose groups have one sample more, the greedy answer.
     adaptive: how the bound moves, from max_staleness on; None: it does not.
+    oversample: samples drawn of each group beyond its size. stop_flat_after: see `groups.early_verdict`.
     max_progress_bytes: of unfinished samples that are kept.
     max_consecutive_drops: groups dropped one after another at which the run still goes on.
     """
@@ -50,6 +51,8 @@ class Limits:
     baselines: frozenset[str] = frozenset()
     adaptive: Adaptive | None = None
     max_progress_bytes: int = 256 << 20
+    oversample: int = 0
+    stop_flat_after: int | None = None
 
     def __post_init__(self) -> None:
         assert self.max_open(self.max_staleness if self.adaptive is None else self.adaptive.lowest) >= self.groups_per_step
@@ -64,8 +67,8 @@ class Limits:
 
     @property
     def largest_group(self) -> int:
-        """Samples of the largest group that there may be."""
-        return max(self.size_of(name) for name in {"", *self.group_sizes, *self.baselines})
+        """Samples drawn of the largest group that there may be."""
+        return max(self.size_of(name) for name in {"", *self.group_sizes, *self.baselines}) + self.oversample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,7 @@ def lease_encoder(config: LearnerConfig) -> Callable[[Loan | EvaluationLoan], le
             prompt_id=group.prompt_id,
             prompt_ids=trajectory_pb2.PackedArray(dtype=trajectory_pb2.PACKED_DTYPE_INT32, data=catalog.ids[row]),
             prompt_text=catalog.prompts[row].text,
-            group_size=group.size,
+            group_size=group.num_drawn,
             done=loan.done,
             sampling=trajectory_pb2.SamplingParams(
                 temperature=config.sampling.temperature,
@@ -129,12 +129,12 @@ def receipts(values: Sequence[Receipt]) -> learner_pb2.SubmitTrajectoriesRespons
     made = learner_pb2.SubmitTrajectoriesResponse()
     add = made.receipts.add
     for value in values if len(values) > 1 else ():
-        add(group_id=value.group_id, sample_index=value.sample_index, status=_STATUSES[value.status], detail=value.detail)
+        add(group_id=value.group_id, sample_index=value.sample_index, status=_STATUSES[value.status], detail=value.detail, group_is_over=value.group_is_over)
     return made if len(values) > 1 else receipt(values[0])
 
 
 def receipt(value: Receipt) -> learner_pb2.SubmitTrajectoriesResponse:
-    return learner_pb2.SubmitTrajectoriesResponse(group_id=value.group_id, sample_index=value.sample_index, status=_STATUSES[value.status], detail=value.detail)
+    return learner_pb2.SubmitTrajectoriesResponse(group_id=value.group_id, sample_index=value.sample_index, status=_STATUSES[value.status], detail=value.detail, group_is_over=value.group_is_over)
 
 
 def weights(value: manifest_pb2.Manifest | Chunk) -> learner_pb2.FetchWeightsResponse:

@@ -31,6 +31,7 @@ def summary_of_batch(batch: Batch) -> dict[str, Any]:
         "num_samples": len(batch.table),
         "num_usable": len(usable),
         "unusable": dict(Counter(entry.unusable_reason for entry in batch.table if not entry.usable)),
+        "fallbacks": dict(Counter(name for entry in usable for name in entry.reward_parts if name.startswith("unscored_"))),
         "completion_tokens_mean": _mean(lengths),
         "completion_tokens_min": int(lengths.min()) if lengths.size else 0,
         "completion_tokens_max": int(lengths.max()) if lengths.size else 0,

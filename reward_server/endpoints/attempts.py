@@ -76,7 +76,10 @@ class Attempts:
             self.limiter.end(is_success=False)
             launch.upstream.abandoned(is_probe=launch.is_probe)
             return None
-        if (error := task.exception()) is not None:
+        error = task.exception()
+        if error is None and len(task.result()) != len(together.calls):
+            error = AssertionError(f"{len(task.result())} outcomes of {len(together.calls)} calls")
+        if error is not None:
             failed = self._as_failure(launch, error)
             self._note_failure(launch, failed, now_s)
             return failed

@@ -14,6 +14,7 @@ from benchmarks.rollout_tax import Case, bars_of, requests_of
 from tests.conftest import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_all_sides_answer_the_same_content_and_ratios_come_of_interleaved_pairs(tmp_path: Path) -> None:
     command = ["benchmarks.rollout_tax", "--json", "--model", "tiny", "--concurrent", "4", "--tokens", "8", "--pairs", "2", "--logs", str(tmp_path), "--out", str(tmp_path / "partial.json")]

@@ -34,12 +34,13 @@ def run_folder(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def test_a_whole_run_gets_every_chart_and_needs_no_other_file(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", [line(1), line(2, unusable={"unscored_timeout": 3}), line(3)])
+    folder = run_folder(tmp_path / "run", [line(1), line(2, unusable={"unscored_timeout": 3}), line(3, fallbacks={"unscored_error": 2})])
     (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "group_id": "g1", "sample_index": 0, "text": "<b>6 + 5</b> = 11", "reward": 1.0, "versions": [1]}) + "\n")
     (folder / "evaluations").mkdir()
     (folder / "evaluations" / "before.jsonl").write_text('{"score": 0.0}\n{"score": 1.0}\n')
     text = write(folder).read_text()
     assert "unscored_timeout" in text and "by reason" in text
+    assert "unscored_error" in text and "filter.unscored_value" in text
     for each in CHARTS:
         assert f'aria-label="{each.title}"' in text
     assert "Trained tokens by staleness" in text and "zero_signal" in text and "Held-out accuracy" in text

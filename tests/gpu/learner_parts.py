@@ -10,10 +10,12 @@ import argparse
 import importlib
 import importlib.util
 import json
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,9 @@ def loaded(folder: Path, mesh: DeviceMesh, **engine: Any) -> Policy:
 
 
 def made_samples() -> list[Any]:
-    return shapes.samples(num_groups=3, group_size=4, prompt_tokens=70, median_tokens=60, vocabulary=600)
+    """Log-probs as of an even choice among the small model's 611 tokens: far from the policy's own, every ratio would be clipped and no gradient be left."""
+    made = shapes.samples(num_groups=3, group_size=4, prompt_tokens=70, median_tokens=60, vocabulary=600)
+    return [replace(sample, behaviour=torch.full_like(sample.behaviour, -math.log(611))) for sample in made]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -87,6 +91,7 @@ def updated(folder: Path, mesh: DeviceMesh, config: OptimizerConfig, steps: int,
 def apart(found: dict[str, Any], plain: dict[str, Any], start: Tensor) -> dict[str, Any]:
     """How far the weights are from the plain ones, relative to how far those have moved."""
     moved = (plain["weights"] - start).norm()
+    assert float(moved) > 0, "nothing was learned: there is nothing to compare"
     return {"apart": float((found["weights"] - plain["weights"]).norm() / moved), **{key: value for key, value in found.items() if key != "weights"}}
 
 

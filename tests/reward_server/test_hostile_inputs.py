@@ -104,7 +104,7 @@ async def test_every_hostile_input_has_its_stated_outcome_in_time_and_leaves_the
                     wrong.append((item[0], item[1][:40], item[3], found, seconds))
                 assert (await scored(stub, plain))[0] == 1.0
             assert wrong == []
-            assert await _settled(process.pid, before + (120 << 20))
+            assert await _settled(process.pid, before + (56 << 20))
             level = psutil.Process(process.pid).memory_info().rss
             for item in [each for each in TABLE if len(each[1]) > TEN_MB // 3]:  # once more: what the first pass left is all that is ever left
                 assert (await scored(stub, item))[0] == item[3]

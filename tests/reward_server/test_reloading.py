@@ -81,6 +81,15 @@ async def test_an_endpoint_whose_configuration_is_the_same_keeps_its_limits_and_
         assert isinstance(outcome, Unscored) and outcome.reason == "unavailable"
 
 
+async def test_a_reload_of_the_file_keeps_endpoints_that_are_the_same_in_it() -> None:
+    far = {"name": "far", "limit_s": 1, "http": {"urls": ["http://127.0.0.1:9/"]}}
+    async with plane_of(far) as plane:
+        before = plane.scorers["far"]
+        changed = RewardConfig.model_validate({"scorers": [far, weighted(1.0)]})
+        await Reloading(plane, RewardConfig.model_validate({"scorers": [far]}), lambda: changed, FOLDER).reload()
+        assert plane.scorers["far"] is before and await score(plane, "3", name="a") == Scored(value=3.0)
+
+
 def test_a_signal_reloads_the_file_and_a_mistake_in_it_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def score(prompt, completion, fields, *, weight):\n    return weight\n")
 

@@ -32,6 +32,8 @@ CITY = {"type": "object", "required": ["city"], "properties": {"city": {"type": 
 def test_json_is_worth_one_when_the_schema_accepts_it(completion: str, value: float) -> None:
     outcome = json_schema.score("", completion, {}, schema=CITY)
     assert isinstance(outcome, tuple) and outcome[0] == value
+    for word in ("NaN", "Infinity", "[-Infinity]"):  # no JSON, whatever a schema would accept
+        assert json_schema.score("", word, {}, schema=True) == (0.0, {"valid_json": 0.0})
 
 
 def test_json_counts_errors_takes_blocks_and_schemas_of_the_record() -> None:

@@ -44,6 +44,7 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
         self.progress_status: Callable[[pb.ReportProgressRequest], pb.ProgressStatus] = lambda _: pb.PROGRESS_STATUS_ACCEPTED
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.receipts: Callable[[trajectory_pb2.Trajectory], pb.ReceiptStatus | None] = lambda _: pb.RECEIPT_STATUS_ACCEPTED
+        self.over: Callable[[trajectory_pb2.Trajectory], bool] = lambda _: False
         self.changed = asyncio.Condition()
         self._leases: list[pb.Lease] = []
         self._orders: list[asyncio.Queue[pb.AttendResponse]] = []
@@ -133,7 +134,7 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
                     self.changed.notify_all()
                 status = self.receipts(trajectory)
                 if status is not None:
-                    yield pb.SubmitTrajectoriesResponse(group_id=trajectory.group_id, sample_index=trajectory.sample_index, status=status)
+                    yield pb.SubmitTrajectoriesResponse(group_id=trajectory.group_id, sample_index=trajectory.sample_index, status=status, group_is_over=self.over(trajectory))
 
     async def FetchWeights(self, request: pb.FetchWeightsRequest, context: Any) -> AsyncIterator[pb.FetchWeightsResponse]:
         if self._newest is None:

@@ -180,6 +180,8 @@ async def test_no_cached_prefix_survives_an_update(engine: VllmEngine, weights: 
 
 
 async def test_spans_agree_with_vllms_own_labels(engine: VllmEngine, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(engine._engine, "update_weight_version"):
+        pytest.skip("vLLM labels its steps from 0.32 on")
     theirs: dict[str, list[str]] = {}  # vLLM's own label of the step that drew each token
     accounting = engine._accounting
     assert accounting is not None

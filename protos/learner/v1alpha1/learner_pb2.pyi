@@ -453,18 +453,20 @@ class SubmitTrajectoriesRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., trajectory: _Optional[_Union[_trajectory_pb2.Trajectory, _Mapping]] = ..., trajectories: _Optional[_Iterable[_Union[_trajectory_pb2.Trajectory, _Mapping]]] = ...) -> None: ...
 
 class SubmitTrajectoriesResponse(_message.Message):
-    __slots__ = ("group_id", "sample_index", "status", "detail", "receipts")
+    __slots__ = ("group_id", "sample_index", "status", "detail", "group_is_over", "receipts")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GROUP_IS_OVER_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     sample_index: int
     status: ReceiptStatus
     detail: str
+    group_is_over: bool
     receipts: _containers.RepeatedCompositeFieldContainer[SubmitTrajectoriesResponse]
-    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ReceiptStatus, str]] = ..., detail: _Optional[str] = ..., receipts: _Optional[_Iterable[_Union[SubmitTrajectoriesResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., status: _Optional[_Union[ReceiptStatus, str]] = ..., detail: _Optional[str] = ..., group_is_over: _Optional[bool] = ..., receipts: _Optional[_Iterable[_Union[SubmitTrajectoriesResponse, _Mapping]]] = ...) -> None: ...
 
 class FetchWeightsRequest(_message.Message):
     __slots__ = ("have_version", "have_layout", "peers")
@@ -510,7 +512,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "alarms", "diagnosis_dir", "verdict", "evaluation", "num_progress_reports", "num_continued_samples", "num_continued_tokens")
+    __slots__ = ("run_id", "newest_version", "lineage", "policy_step", "replicas", "num_leased", "num_trained", "num_open", "num_dropped", "max_open", "max_staleness", "trained_tokens_by_staleness", "num_waiting", "num_refused", "num_unusable", "run_dir", "finished", "alarm", "data_sets", "num_kept_flat", "alarms", "diagnosis_dir", "verdict", "evaluation", "num_progress_reports", "num_continued_samples", "num_continued_tokens", "num_stopped")
     class Replica(_message.Message):
         __slots__ = ("replica_id", "address", "state", "loaded_version", "num_running", "num_leases", "silent_s", "attending", "detail", "num_tokens", "quarantined", "failures_in_row")
         REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
@@ -626,6 +628,13 @@ class GetStatusResponse(_message.Message):
         last: str
         last_step: int
         def __init__(self, running: _Optional[bool] = ..., policy_step: _Optional[int] = ..., version: _Optional[int] = ..., num_wanted: _Optional[int] = ..., num_leased: _Optional[int] = ..., num_scored: _Optional[int] = ..., num_unscored: _Optional[int] = ..., num_lost: _Optional[int] = ..., num_open: _Optional[int] = ..., num_postponed: _Optional[int] = ..., last: _Optional[str] = ..., last_step: _Optional[int] = ...) -> None: ...
+    class NumStoppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
@@ -653,6 +662,7 @@ class GetStatusResponse(_message.Message):
     NUM_PROGRESS_REPORTS_FIELD_NUMBER: _ClassVar[int]
     NUM_CONTINUED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     NUM_CONTINUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STOPPED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     newest_version: int
     lineage: int
@@ -680,4 +690,5 @@ class GetStatusResponse(_message.Message):
     num_progress_reports: int
     num_continued_samples: int
     num_continued_tokens: int
-    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[GetStatusResponse.Alarm, _Mapping]]] = ..., diagnosis_dir: _Optional[str] = ..., verdict: _Optional[str] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ..., num_progress_reports: _Optional[int] = ..., num_continued_samples: _Optional[int] = ..., num_continued_tokens: _Optional[int] = ...) -> None: ...
+    num_stopped: _containers.ScalarMap[str, int]
+    def __init__(self, run_id: _Optional[str] = ..., newest_version: _Optional[int] = ..., lineage: _Optional[int] = ..., policy_step: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[GetStatusResponse.Replica, _Mapping]]] = ..., num_leased: _Optional[int] = ..., num_trained: _Optional[int] = ..., num_open: _Optional[int] = ..., num_dropped: _Optional[_Mapping[str, int]] = ..., max_open: _Optional[int] = ..., max_staleness: _Optional[int] = ..., trained_tokens_by_staleness: _Optional[_Mapping[int, int]] = ..., num_waiting: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_unusable: _Optional[_Mapping[str, int]] = ..., run_dir: _Optional[str] = ..., finished: _Optional[bool] = ..., alarm: _Optional[str] = ..., data_sets: _Optional[_Iterable[_Union[GetStatusResponse.DataSet, _Mapping]]] = ..., num_kept_flat: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[GetStatusResponse.Alarm, _Mapping]]] = ..., diagnosis_dir: _Optional[str] = ..., verdict: _Optional[str] = ..., evaluation: _Optional[_Union[GetStatusResponse.Evaluation, _Mapping]] = ..., num_progress_reports: _Optional[int] = ..., num_continued_samples: _Optional[int] = ..., num_continued_tokens: _Optional[int] = ..., num_stopped: _Optional[_Mapping[str, int]] = ...) -> None: ...

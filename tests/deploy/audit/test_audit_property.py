@@ -103,9 +103,9 @@ def test_a_bound_that_leaps_is_found_out() -> None:
 class WithoutBaseline(Ledger):
     """Takes groups whose greedy answer has no score."""
 
-    def _verdict(self, group: Group, samples: Mapping[int, SampleFacts]) -> str:
+    def _verdict(self, group: Group, samples: Mapping[int, SampleFacts], *, complete: bool) -> str:
         group.baseline = False
-        verdict = super()._verdict(group, {index: facts for index, facts in samples.items() if index < GROUP_SIZE})
+        verdict = super()._verdict(group, {index: facts for index, facts in samples.items() if index < GROUP_SIZE}, complete=complete)
         group.baseline = True
         return verdict
 

@@ -112,7 +112,7 @@ class Simulation:
         self.records.append(record)
         published = self.ledger.published
         assert published is not None
-        left: dict[int, list[int]] = {index: [] for index in range(group.size) if index not in group.samples}
+        left: dict[int, list[int]] = {index: [] for index in range(group.num_drawn) if index not in group.samples}
         job = Job(group=group, actor=actor, lease_id=lease_id, least=published.number, left=left, slow=self.random.random() < self.slow_share)
         self.jobs.append(job)
         for index in left:

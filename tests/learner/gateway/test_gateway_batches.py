@@ -190,7 +190,7 @@ async def test_a_run_whose_reward_servers_are_gone_ends_naming_them(tmp_path: Pa
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await taking
         assert caught.value.code() == grpc.StatusCode.ABORTED
-        assert "unscored_unavailable: 6; unscored_unavailable means that no reward server answered" in str(caught.value.details())
+        assert "unscored_unavailable: 3; unscored_unavailable means that no reward server answered" in str(caught.value.details())
         await actor.leave()
 
 

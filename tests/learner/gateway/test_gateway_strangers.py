@@ -73,7 +73,7 @@ async def test_a_malformed_trajectory_is_refused_with_its_rule_and_costs_nothing
 @pytest.mark.parametrize(("num_tokens", "dropped"), [(8, {}), (9, {"unusable": 1})])
 async def test_a_completion_longer_than_was_leased_is_unusable(actor: Actor, num_tokens: int, dropped: dict[str, int]) -> None:
     (lease,) = await actor.lease()  # max_new_tokens is 8, min_usable 2
-    receipts = await actor.submit(sample(lease, 0, 1, num_tokens=num_tokens), sample(lease, 1, 1))
+    receipts = await actor.submit(sample(lease, 1, 1), sample(lease, 0, 1, num_tokens=num_tokens))
     assert [receipt.status for receipt in receipts] == [learner_pb2.RECEIPT_STATUS_ACCEPTED] * 2
     status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=5)
     assert status.num_dropped == dropped
@@ -96,7 +96,7 @@ async def test_a_group_that_nobody_leased_is_unwanted(actor: Actor, group_id: st
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 async def test_a_log_prob_that_is_no_number_makes_its_sample_unusable_and_nothing_else(actor: Actor, value: float) -> None:
     (lease,) = await actor.lease()
-    receipts = await actor.submit(sample(lease, 0, 1, logprobs=pack_floats([-0.5, value, -0.5])), sample(lease, 1, 1))
+    receipts = await actor.submit(sample(lease, 1, 1), sample(lease, 0, 1, logprobs=pack_floats([-0.5, value, -0.5])))
     assert [receipt.status for receipt in receipts] == [learner_pb2.RECEIPT_STATUS_ACCEPTED] * 2
     status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=5)
     assert status.num_dropped == {"unusable": 1}  # min_usable is 2

@@ -137,7 +137,7 @@ async def test_chunks_of_one_bucket_follow_each_other_from_its_place_in_the_file
 
 
 async def test_sustained_submission_and_fetching_never_keep_health_waiting(tmp_path: Path) -> None:
-    config = config_in(tmp_path, groups_per_step=200)
+    config = config_in(tmp_path, groups_per_step=200, filter={"min_usable": 1})  # the samples are overlong, and a group is not given up for the first
     child = Child(config)
     address = await child.start()
     trainer, actor = Trainer(address, tmp_path / "shm"), Actor(address, config)

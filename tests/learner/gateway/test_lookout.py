@@ -54,6 +54,9 @@ async def test_a_replica_that_draws_nothing_is_found_and_named_and_then_it_is_ov
         await stuck.write(learner_pb2.AttendRequest(diagnosis=answer))
         folder = await until(lambda: next((config.run_dir / "diagnosis").glob("[0-9]*HeadraceReplicaStalled*"), None))
         status = await told(stuck)
+        while not status.diagnosis_dir:  # the folder is there a moment before it is told of
+            await asyncio.sleep(0.02)
+            status = await told(stuck)
         assert [(alarm.name, alarm.severity) for alarm in status.alarms] == [("HeadraceReplicaStalled", "critical")] and "replica stuck" in status.alarms[0].words
         assert status.diagnosis_dir == str(folder) and status.verdict.startswith("stalled replica stuck: it has 3 requests")
         assert (folder / "verdict.txt").read_text().startswith("Verdict: stalled replica stuck")

@@ -45,6 +45,8 @@ def test_lengths_are_measured_before_masking() -> None:
 
 
 def test_rewards_are_those_of_usable_samples_and_the_rest_is_named() -> None:
+    fell_back = entry(3, reward=2.0, reward_parts={"unscored_error": 1.0})
+    assert summary_of_batch(batch(entry(0), fell_back))["fallbacks"] == {"unscored_error": 1}
     table = (entry(0), entry(1), entry(2, usable=False, unusable_reason="unscored", reward=float("nan"), num_versions=2))
     summary = summary_of_batch(batch(*table))
     assert (summary["reward_mean"], summary["reward_std"], summary["reward_parts"]) == (0.5, 0.5, {"format": 0.5})

@@ -133,7 +133,9 @@ async def test_a_redis_killed_and_restarted_under_load_fails_no_score(tmp_path: 
     assert len(outcomes) > 100 and outcomes == [Scored(value=1.0)] * len(outcomes)
 
 
-async def test_a_redis_that_never_answers_costs_one_limit_and_no_score(tmp_path: Path) -> None:
+async def test_a_redis_that_never_answers_costs_one_limit_and_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "REST_S", 600.0)
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -144,4 +146,8 @@ async def test_a_redis_that_never_answers_costs_one_limit_and_no_score(tmp_path:
         outcomes = await asyncio.gather(*(score(plane, str(number)) for number in range(50)))
         assert outcomes == [Scored(value=1.0)] * 50
         assert plane.caches.shared is not None and 1 <= plane.caches.shared.num_failures <= 3
+        before = plane.caches.shared.num_failures
+        for number in range(3):  # while it rests, nobody waits for it again
+            await score(plane, f"later {number}")
+        assert plane.caches.shared.num_failures == before
     server.close()

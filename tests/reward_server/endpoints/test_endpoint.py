@@ -207,6 +207,12 @@ async def test_a_defect_of_the_dialect_is_an_error_and_not_the_end(make: MakeSub
     subject = make(ZeroDivisionError("a defect"))  # type: ignore[arg-type]  # the defect is the point
     subject.plan.ask = _defect  # type: ignore[method-assign]
     assert await subject.score() == Unscored("ZeroDivisionError: a defect", "error")
+    subject.plan.ask = _too_few  # type: ignore[method-assign]
+    assert await subject.score() == Unscored("AssertionError: 0 outcomes of 1 calls", "error")
+
+
+async def _too_few(address: str, calls: Sequence[Call], limit_s: float) -> list[Outcome]:
+    return []
 
 
 async def _defect(address: str, calls: Sequence[Call], limit_s: float) -> list[Outcome]:
