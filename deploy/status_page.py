@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -53,11 +54,11 @@ def _beside(left: RenderableType, right: RenderableType, width: int) -> Renderab
 
 
 def _head(status: learner_pb2.GetStatusResponse, num_steps: int | None, time: str) -> RenderableType:
-    text = Text.assemble((f"{status.run_dir or status.run_id}", "bold"), f"   {'finished' if status.finished else 'running'}   step ", (str(status.policy_step), "bold"))
+    text = Text.assemble((PurePath(status.run_dir).name or status.run_id, "bold"), f"   {'finished' if status.finished else 'running'}   step ", (str(status.policy_step), "bold"))
     text.append(f"{f' of {num_steps}' if num_steps else ''}   version {status.newest_version}   lineage {status.lineage}   {time}")
-    if not num_steps:
-        return Panel(text, title="Headrace")
-    return Panel(Group(text, ProgressBar(total=num_steps, completed=min(num_steps, status.policy_step))), title="Headrace")
+    lines = [text, Text(status.run_dir, style="dim", overflow="ellipsis", no_wrap=True)]
+    bar = [ProgressBar(total=num_steps, completed=min(num_steps, status.policy_step))] if num_steps else []
+    return Panel(Group(*lines, *bar), title="Headrace")
 
 
 def _alarms(status: learner_pb2.GetStatusResponse) -> RenderableType:
@@ -113,7 +114,7 @@ def _staleness(status: learner_pb2.GetStatusResponse) -> RenderableType:
     tokens, table = dict(status.trained_tokens_by_staleness), Table.grid(padding=(0, 2))
     total = sum(tokens.values())
     for age, count in sorted(tokens.items()):
-        table.add_row(Text(f"{age} steps", style="dim"), ProgressBar(total=total, completed=count, width=20), f"{count / total:.0%}")
+        table.add_row(Text(f"{age} step{'' if age == 1 else 's'}", style="dim"), ProgressBar(total=total, completed=count, width=20), f"{count / total:.0%}")
     return Panel(table if total else Text("no token trained yet", style="dim"), title=f"Staleness of trained tokens, bound {status.max_staleness}")
 
 

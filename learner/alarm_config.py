@@ -23,7 +23,7 @@ class AlarmConfig(Section):
     peer_share: Share = Field(0.5, description="HeadraceGpuBelowPeers: a GPU is used less than this share of the median of its kind")
     stalled_s: Positive = Field(60.0, description="HeadraceReplicaStalled: a replica with requests drew no token, or was not heard of, for so long; patience does not apply")
     unscored_share: Share = Field(0.05, description="HeadraceRewardErrors: more samples than this share got no score")
-    waiting_share: Share = Field(0.5, description="HeadraceRewardSlow: the trainer waits for batches more than this share of the time")
+    waiting_share: Share = Field(0.5, description="HeadraceRewardSlow: the trainer waits for batches more than this share of the time; HeadraceStalenessAtBound: less")
     kl_floor: Positive = Field(0.01, description="HeadraceKlJump: below this (nats) nothing is a jump")
     kl_times: Annotated[float, Field(gt=1)] = Field(5.0, description="HeadraceKlJump: so many times the mean of the hour before")
     idle_share: Share = Field(0.2, description="HeadraceStalenessAtBound, HeadraceRewardSlow: replicas had nothing to draw for more than this share of the time")

@@ -7,13 +7,21 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from grafana_foundation_sdk.builders import dashboard, prometheus, timeseries
+from grafana_foundation_sdk.builders import dashboard, prometheus, statetimeline, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+)
 
 FILE = Path(__file__).with_name("headrace.json")
 RUN = '{run="$run"}'
 SOURCE = DataSourceRef(type_val="prometheus", uid="headrace")  # as in provisioning/datasource.yml
+RED_FROM_1 = dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(value=None, color="green"), Threshold(value=1.0, color="red")])
+BY_THRESHOLD = dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS)
 WIDTH, HEIGHT = 8, 7  # three panels a row of Grafana's 24 columns
 
 
@@ -24,6 +32,7 @@ class Panel:
     title: str
     unit: str  # of Grafana's: none, s, bytes, Bps, percentunit, watt
     queries: dict[str, str]  # legend, with {{label}}, to PromQL
+    as_states: bool = False  # a row a series, coloured where it is 1, in place of lines
 
 
 def _by(label: str, name: str) -> dict[str, str]:
@@ -47,19 +56,21 @@ def _mean_of(seconds: str, count: str) -> str:
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Alarms": (
-        Panel(title="Alarms that fire", unit="none", queries={"{{alarm}}": "headrace_gateway_alarm_firing" + RUN}),
+        Panel(title="Alarms that fire", unit="none", queries={"{{alarm}}": "headrace_gateway_alarm_firing" + RUN}, as_states=True),
         Panel(title="Where samples are", unit="none", queries={"at the engine": f"sum(rate(headrace_gateway_replica_drawing_seconds_total{RUN}[$__rate_interval]))", "waiting for their score": f"sum(rate(headrace_gateway_replica_scoring_seconds_total{RUN}[$__rate_interval]))"}),
         Panel(title="Trainer waits for batches", unit="percentunit", queries={"share of the time": f"rate(headrace_gateway_batch_wait_seconds_total{RUN}[$__rate_interval])"}),
     ),
     "Run": (
-        Panel(title="Steps", unit="none", queries={"closed": "headrace_gateway_closed_steps" + RUN, "wanted": "headrace_gateway_wanted_steps" + RUN}),
+        Panel(title="Steps", unit="none", queries={"closed": "headrace_gateway_closed_steps" + RUN}),
+        Panel(title="Share of the run that is done", unit="percentunit", queries={"steps": f"headrace_gateway_closed_steps{RUN} / headrace_gateway_wanted_steps{RUN}"}),
         Panel(title="Time since the last step", unit="s", queries={"age": "headrace_gateway_step_age_seconds" + RUN, "oldest open group": "headrace_gateway_oldest_open_seconds" + RUN}),
         Panel(title="Reward", unit="none", queries={"mean": "headrace_trainer_reward_mean" + RUN, "deviation": "headrace_trainer_reward_deviation" + RUN, "{{part}}": "headrace_trainer_reward_part_mean" + RUN}),
         Panel(title="Tokens a second", unit="none", queries=_by("side", "headrace_trainer_tokens_per_second")),
         Panel(title="Idle share", unit="percentunit", queries=_by("side", "headrace_trainer_idle_ratio")),
         Panel(title="Seconds a step", unit="s", queries=_by("piece", "headrace_trainer_step_seconds")),
         Panel(title="Seconds a step, spread over 15 minutes", unit="s", queries={"slowest tenth": _quantile(0.9), "median": _quantile(0.5), "fastest tenth": _quantile(0.1)}),
-        Panel(title="Groups", unit="none", queries=_by("state", "headrace_gateway_groups") | {"at most open": "headrace_gateway_max_open_groups" + RUN}),
+        Panel(title="Open groups", unit="none", queries={"{{state}}": 'headrace_gateway_groups{run="$run", state=~"open|waiting"}', "at most open": "headrace_gateway_max_open_groups" + RUN}),
+        Panel(title="Groups so far", unit="none", queries={"{{state}}": 'headrace_gateway_groups{run="$run", state=~"leased|trained|dropped"}'}),
         Panel(title="Groups dropped, by reason", unit="none", queries=_by("reason", "headrace_gateway_dropped_groups")),
         Panel(title="Staleness of the newest batch (tokens)", unit="none", queries=_by("staleness", "headrace_trainer_staleness_tokens")),
     ),
@@ -69,7 +80,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(title="KL from engine to learner (nats)", unit="none", queries={"k3": "headrace_trainer_kl_nats" + RUN}),
         Panel(title="Entropy (nats)", unit="none", queries={"estimate": "headrace_trainer_entropy_nats" + RUN}),
         Panel(title="Clipped tokens", unit="percentunit", queries=_by("side", "headrace_trainer_clipped_ratio")),
-        Panel(title="Mismatch of engine and learner", unit="none", queries=_by("measure", "headrace_trainer_mismatch")),
+        Panel(title="Mismatch of engine and learner", unit="none", queries={"{{measure}}": 'headrace_trainer_mismatch{run="$run", measure!="ess"}'}),
+        Panel(title="Effective sample size (1: all tokens weigh alike)", unit="percentunit", queries={"{{measure}}": 'headrace_trainer_mismatch{run="$run", measure="ess"}'}),
         Panel(title="Completion length (tokens)", unit="none", queries=_by("measure", "headrace_trainer_completion_tokens")),
     ),
     "Rollout": (
@@ -100,7 +112,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(title="NVLink traffic of a GPU", unit="Bps", queries={"learner {{gpu}} {{way}}": f"rate(headrace_gateway_gpu_nvlink_bytes_total{RUN}[$__rate_interval])", "{{name}} {{gpu}} {{way}}": f"rate(headrace_rollout_gpu_nvlink_bytes_total{RUN}[$__rate_interval])"}),
         Panel(title="Memory growth in 15 minutes", unit="bytes", queries={"gateway": 'delta(headrace_gateway_memory_bytes{run="$run", process="service"}[15m])', "rank {{rank}}": f"delta(headrace_trainer_memory_bytes{RUN}[15m])", "{{name}} {{process}}": f"delta(headrace_rollout_memory_bytes{RUN}[15m])", "{{name}}, {{process}}": f"delta(headrace_reward_memory_bytes{RUN}[15m])"}),
         Panel(title="Memory", unit="bytes", queries={"gateway": 'headrace_gateway_memory_bytes{run="$run", process="service"}', "rank {{rank}}": "headrace_trainer_memory_bytes" + RUN, "{{name}} {{process}}": "headrace_rollout_memory_bytes" + RUN, "{{name}}, {{process}}": "headrace_reward_memory_bytes" + RUN}),
-        Panel(title="Journal and disk", unit="bytes", queries={"journal": "headrace_gateway_journal_bytes" + RUN, "disk {{measure}}": "headrace_gateway_disk_bytes" + RUN}),
+        Panel(title="Journal", unit="bytes", queries={"size": "headrace_gateway_journal_bytes" + RUN}),
+        Panel(title="Free share of the run folder's disk", unit="percentunit", queries={"free": 'headrace_gateway_disk_bytes{run="$run", measure="free"} / ignoring (measure) headrace_gateway_disk_bytes{run="$run", measure="size"}'}),
         Panel(title="A sync of the journal", unit="s", queries={"mean": f"rate(headrace_gateway_journal_sync_seconds_total{RUN}[$__rate_interval]) / rate(headrace_gateway_journal_syncs_total{RUN}[$__rate_interval])"}),
     ),
 }  # fmt: skip
@@ -118,8 +131,9 @@ def text() -> str:
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
-def _panel(panel: Panel) -> timeseries.Panel:
-    figure = timeseries.Panel().title(panel.title).unit(panel.unit).datasource(SOURCE).span(WIDTH).height(HEIGHT)
+def _panel(panel: Panel) -> timeseries.Panel | statetimeline.Panel:
+    kind = statetimeline.Panel().thresholds(RED_FROM_1).color_scheme(BY_THRESHOLD) if panel.as_states else timeseries.Panel()
+    figure = kind.title(panel.title).unit(panel.unit).datasource(SOURCE).span(WIDTH).height(HEIGHT)
     for letter, (legend, query) in zip("ABCDEFGH", panel.queries.items(), strict=False):
         figure = figure.with_target(prometheus.Dataquery().ref_id(letter).expr(query).legend_format(legend))
     return figure

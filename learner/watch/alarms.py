@@ -68,7 +68,8 @@ def _at_bound(config: AlarmConfig) -> Expression:
     bound = Now(name=GATEWAY + "staleness_bound_steps")
     idle = Is(of=Now(name=TRAINER + "idle_ratio", match=(("side", "replicas"),)), op=">", than=config.idle_share)
     at_bound = Is(of=Now(name=TRAINER + "staleness_max_steps"), op=">=", than=bound)
-    return And(of=And(of=at_bound, where=Is(of=bound, op=">", than=0.0)), where=idle)
+    busy = Is(of=Rate(name=GATEWAY + "batch_wait_seconds_total", over_s=_five_minutes(config)), op="<", than=config.waiting_share)
+    return And(of=And(of=And(of=at_bound, where=Is(of=bound, op=">", than=0.0)), where=idle), where=busy)
 
 
 def _stale(_: AlarmConfig) -> Expression:
@@ -116,7 +117,7 @@ _TABLE = (
     Alarm(name="HeadraceNoStep", severity="critical", text="no version was published for {value:s}", hold_s=60.0, condition=_no_step),
     Alarm(name="HeadraceLowGpuUse", severity="warning", text="{value} steps in a row with the learner's GPUs used less than they should be", hold_s=0.0, condition=_low_use),
     Alarm(name="HeadraceGpuBelowPeers", severity="warning", text="GPU {gpu} ({uuid}) is at {value:%}, far below the others of its kind", hold_s=600.0, condition=_below_peers),
-    Alarm(name="HeadraceStalenessAtBound", severity="info", text="tokens are as old as the bound of {value} steps allows, and replicas are idle", hold_s=600.0, condition=_at_bound),
+    Alarm(name="HeadraceStalenessAtBound", severity="info", text="tokens are as old as the bound of {value} steps allows, replicas are idle and the trainer is not", hold_s=600.0, condition=_at_bound),
     Alarm(name="HeadraceReplicaStale", severity="critical", text="replica {replica} is STALE and serves nothing", hold_s=300.0, condition=_stale),
     Alarm(name="HeadraceReplicaStalled", severity="critical", text="replica {replica} has requests and drew no token, or was not heard of, for {value:s}", hold_s=0.0, condition=_stalled),
     Alarm(name="HeadraceRewardErrors", severity="warning", text="{value:%} of the samples get no score", hold_s=300.0, condition=_unscored),

@@ -45,7 +45,7 @@ def shown(width: int = 120, **changes: Any) -> str:
 def test_it_shows_where_the_run_is_and_what_each_side_does() -> None:
     text = shown()
     for words in (
-        "step 12 of 50", "version 12", "no alarm fires", "reward              1.2 ± 0.4", "1,234 drawn, 800 trained", "learner 25%, replicas 0%", "4.0: wait 1.0, train 2.9", "8 of at most 16",
+        "first   running", "/runs/first", "step 12 of 50", "version 12", "no alarm fires", "reward              1.2 ± 0.4", "1,234 drawn, 800 trained", "learner 25%, replicas 0%", "4.0: wait 1.0, train 2.9", "8 of at most 16",
         "zero_signal 4", "0 steps", "75%", "rollout-0", "123,456", "10 (-2)", "stale", "FAILED in apply", "gone", "15 min ago", "Replicas (2)",
     ):  # fmt: skip
         assert words in text, (words, text)

@@ -58,17 +58,27 @@ def draw(ask: Callable[[str], list[dict[str, Any]]], run: str, out: Path) -> Non
         ax.axis("off")
     for (panel, series), ax in zip(drawn, axes.flat, strict=False):
         name, scale = UNITS[panel["fieldConfig"]["defaults"]["unit"]]
-        for words, points in series:
-            ax.plot([datetime.fromtimestamp(at) for at, _ in points], [value / scale for _, value in points], label=words, linewidth=1.2)
         ax.set_title(panel["title"] + (f" ({name})" if name else ""), fontsize=9)
         ax.xaxis.set_major_formatter(DateFormatter("%H:%M:%S"))  # type: ignore[no-untyped-call]
         ax.tick_params(labelsize=7)
+        if panel["type"] == "state-timeline":
+            _states(ax, series)
+            continue
+        for words, points in series:
+            ax.plot([datetime.fromtimestamp(at) for at, _ in points], [value / scale for _, value in points], label=words, linewidth=1.2)
         if series:
             ax.legend(fontsize=6, loc="upper left", ncols=1 if len(series) < 7 else 2, framealpha=0.6)
         else:
             ax.text(0.5, 0.5, "no data", ha="center", transform=ax.transAxes)
     figure.tight_layout()
     figure.savefig(out, dpi=70)
+
+
+def _states(ax: Any, series: Series) -> None:
+    """A row a series, dark where it is 1."""
+    for row, (_, points) in enumerate(series):
+        ax.scatter([datetime.fromtimestamp(at) for at, _ in points], [row] * len(points), c=["firebrick" if value else "lightgreen" for _, value in points], marker="|", s=60)
+    ax.set_yticks(range(len(series)), [words for words, _ in series], fontsize=6)
 
 
 def main() -> None:

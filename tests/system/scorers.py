@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ def sometimes(prompt: str, completion: str, fields: dict[str, Any]) -> float:
     return even_length(prompt, completion, fields)
 
 
-def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> float:
-    """As the first, after a second and a half while the file named in the prompt's record exists."""
+async def slow_when_told(prompt: str, completion: str, fields: dict[str, Any]) -> float:
+    """As the first, after fifteen seconds while the file named in the prompt's record exists: several times what a sample takes to be drawn."""
     if Path(fields["slow_while"]).exists():
-        time.sleep(1.5)
+        await asyncio.sleep(15)
     return even_length(prompt, completion, fields)
 
 
 def with_parts(prompt: str, completion: str, fields: dict[str, Any]) -> dict[str, float]:
-    """Named parts, and often no spread: some groups are dropped for that."""
-    lower = sum(c.islower() for c in completion) > len(completion) / 4
-    return {"score": float(lower), "lower": float(lower), "length": len(completion) / 100}
+    """Named parts, and at times no spread in a group, which is dropped for that: of four samples all are even or odd once in eight."""
+    even = float(zlib.crc32(completion.encode()) % 2 == 0)
+    return {"score": even, "even": even, "length": len(completion) / 100}

@@ -46,5 +46,5 @@ def test_every_query_of_the_dashboard_returns_data(tiny_model: Path, tmp_path: P
             print(f"{len(queries)} queries of {len(list(panels()))} panels returned data; {len(run.steps())} steps")
             assert (run.run_dir / "tensorboard").is_dir() and not run.firing()
             if picture := os.environ.get("HEADRACE_DASHBOARD_PNG"):
-                run.wait_steps(30, limit_s=300)
+                run.wait_steps(10, limit_s=300)
                 draw(lambda query: prometheus.range(query, start_s=began_s, end_s=time.time(), step_s=2), "run", Path(picture))

@@ -59,8 +59,8 @@ def slow_reward(scoring: float, drawing: float, waits: float, idle: float) -> Se
     }  # fmt: skip
 
 
-def at_bound(bound: float, oldest: float, idle: float) -> Series:
-    return {of(GATEWAY + "staleness_bound_steps"): steady(bound, 15), of(TRAINER + "staleness_max_steps"): steady(oldest, 15), of(TRAINER + "idle_ratio", side="replicas"): steady(idle, 15), of(TRAINER + "idle_ratio", side="trainer"): steady(0.9, 15)}
+def at_bound(bound: float, oldest: float, idle: float, waits: float = 0.1) -> Series:
+    return {of(GATEWAY + "batch_wait_seconds_total"): rising(waits, 15), of(GATEWAY + "staleness_bound_steps"): steady(bound, 15), of(TRAINER + "staleness_max_steps"): steady(oldest, 15), of(TRAINER + "idle_ratio", side="replicas"): steady(idle, 15), of(TRAINER + "idle_ratio", side="trainer"): steady(0.9, 15)}
 
 
 def kl(before: float, after: float) -> Series:
@@ -85,6 +85,7 @@ CASES = [
     Case(alarm="HeadraceGpuBelowPeers", series=gpus(GATEWAY + "gpu_use_ratio", [0.2, 0.2, 0.2]) | gpus(GATEWAY + "replica_gpu_use_ratio", [0.9, 0.9, 0.4], replica="a"), fires_at=(20,), series_labels=[{"replica": "a", "gpu": "2", "uuid": "GPU-2"}]),
     Case(alarm="HeadraceStalenessAtBound", series=at_bound(2, 2, 0.3), quiet_at=(9,), fires_at=(11,)),
     Case(alarm="HeadraceStalenessAtBound", series=at_bound(2, 1, 0.3), quiet_at=(11,)),
+    Case(alarm="HeadraceStalenessAtBound", series=at_bound(2, 2, 0.3, waits=0.9), quiet_at=(14,)),  # both wait: for the reward, or the disk
     Case(alarm="HeadraceStalenessAtBound", series=at_bound(2, 2, 0.1), quiet_at=(11,)),
     Case(alarm="HeadraceStalenessAtBound", series=at_bound(0, 0, 0.5), quiet_at=(11,)),  # a synchronous run is at its bound by design
     Case(alarm="HeadraceReplicaStale", series={of(GATEWAY + "replica_state", replica=name, state=state): steady(float((name, state) in (("a", "stale"), ("b", "serving"))), 8) for name in "ab" for state in ("serving", "stale")}, quiet_at=(4,), fires_at=(6,), series_labels=[{"replica": "a", "state": "stale"}]),
