@@ -101,7 +101,9 @@ class WorkerExtension:
 
     def headrace_forbid(self, ids: list[int]) -> None:
         """These ids are never drawn from now on, whoever asks; a prompt's own log-probs (the probe) are not touched."""
-        sampler, places = self.model_runner.sampler, torch.tensor(ids, dtype=torch.long, device=self.device)
+        sampler, places = getattr(self.model_runner, "sampler", None), torch.tensor(ids, dtype=torch.long, device=self.device)
+        if sampler is None:
+            return  # a worker of an earlier pipeline stage draws nothing
         if isinstance(sampler, torch.nn.Module):
             sampler.register_forward_pre_hook(lambda _, args, kwargs: _without(places, args, kwargs), with_kwargs=True)
             return
