@@ -68,8 +68,8 @@ def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
 
 
 def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig | None) -> Iterator[str]:
-    if reward is None and not rollout.rewards:
-        yield "reward: missing, and rollout.rewards is empty: samples must be scored; add a reward section with a scorer, or addresses in rollout.rewards"
+    if reward is None and not rollout.rewards and not rollout.environments:
+        yield "reward: missing, and rollout.rewards is empty: samples must be scored; add a reward section with a scorer, addresses in rollout.rewards, or rollout.environments that reward them"
     if reward is not None and rollout.rewards:
         yield f"rollout.rewards={list(rollout.rewards)} with a reward section: the launcher gives replicas the servers it starts; keep one of the two"
     if reward is not None and learner.scorer and learner.scorer not in [scorer.name for scorer in reward.scorers]:

@@ -142,7 +142,7 @@ class Keeper(ABC, Generic[K]):
         assert service.name not in self._tasks, service.name
         self._ready[service.name] = asyncio.Event()
         self.restarts.setdefault(service.name, 0)
-        self._tasks[service.name] = asyncio.create_task(self._keep(service), name=service.name)
+        self._tasks[service.name] = asyncio.create_task(self._keep_or_end(service), name=service.name)
 
     async def ready(self, name: str, *, limit_s: float) -> None:
         """Returns once the service has answered SERVING. Raises as `until`, and says why for TimeoutError."""
@@ -191,6 +191,14 @@ class Keeper(ABC, Generic[K]):
         assert self._ended is not None
         if not self._ended.done():
             self._ended.set_result(outcome)
+
+    async def _keep_or_end(self, service: K) -> None:
+        """A launcher that fails itself ends the run with a word: nobody would watch the service from then on."""
+        try:
+            await self._keep(service)
+        except Exception as error:
+            log.exception("%s is not watched any more", service.name)
+            self._end(Outcome(code=1, message=f"{service.name}: the launcher failed: {type(error).__name__}: {error}"))
 
     async def _keep(self, service: K) -> None:
         in_a_row = 0

@@ -19,8 +19,9 @@ from learner.config import LearnerConfig
 from protos import yaml_text
 from reward_server.config import RewardConfig
 from rollout_server.config import RolloutConfig
+from rollout_server.environments.config import EnvironmentServerConfig
 
-MODULES: dict[str, type[BaseModel]] = {"learner": LearnerConfig, "rollout_server": RolloutConfig, "reward_server": RewardConfig}
+MODULES: dict[str, type[BaseModel]] = {"learner": LearnerConfig, "rollout_server": RolloutConfig, "reward_server": RewardConfig, "rollout_server.environments": EnvironmentServerConfig}
 
 
 def resolve(module: str, file: Path | None, flags: dict[str, Any], sets: list[str]) -> BaseModel:

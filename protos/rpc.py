@@ -64,6 +64,10 @@ _DEADLINES_S: dict[str, float | None] = {
     "ScoreBatch": None,
     "ScoreGroup": 3600.0,
     "ListScorers": 5.0,
+    "Reset": 900.0,
+    "Step": 900.0,
+    "Close": 60.0,
+    "ListEnvironments": 5.0,
     "Check": 5.0,
 }
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from protos.scrubbing import scrubbed
 from reward_server import channel, rules
 from reward_server.accounts import Account, Limits, ScorerSpec, Told
 from reward_server.crew import Crew, all_gone
-from reward_server.environment import scrubbed
 from reward_server.fleet import Fleet
 from reward_server.lanes import Item, Lanes
 from reward_server.outcome import Answered, Outcome, Unscored

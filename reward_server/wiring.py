@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protos.rpc import Security
+from protos.scrubbing import scrubbed
 from protos.security import secret
 from reward_server.accounts import Limits as PoolLimits
 from reward_server.accounts import ScorerSpec
@@ -37,7 +38,6 @@ from reward_server.endpoints.judge_dialect import JudgeDialect
 from reward_server.endpoints.limiter import Limits
 from reward_server.endpoints.policy import Policy
 from reward_server.endpoints.retrying import RetryRule
-from reward_server.environment import scrubbed
 from reward_server.group_config import GroupConfig, RankConfig
 from reward_server.group_scorers import ProcessGroupScorer, RankScorer, TournamentScorer
 from reward_server.judge import JudgeScorer

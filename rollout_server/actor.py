@@ -28,6 +28,12 @@ from protos.learner.v1alpha1 import learner_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
 from protos.trajectory.v1alpha1 import trajectory_pb2 as pb
 from rollout_server.engine import Delta, EngineUnavailableError, SamplingSpec
+from rollout_server.environments.interface import Task
+from rollout_server.episodes import Episodes
+from rollout_server.exchange import GivenUp
+from rollout_server.fields import plain
+from rollout_server.leased_draw import LeasedDraw
+from rollout_server.played import given_reward, trajectory_of, with_messages
 from rollout_server.replica import Replica
 from rollout_server.reporting import Fence, Reporting, Watched
 from rollout_server.scoring import Scoring
@@ -67,13 +73,14 @@ class Actor:
 
     def __init__(
         self, *, stub: Any, replica: Replica, tokens: Tokens, scoring: Scoring, submitting: Submitting, reporting: Reporting, who: Callable[[], Who | None],
-        group_scoring: GroupScoring | None = None,
+        group_scoring: GroupScoring | None = None, episodes: Episodes | None = None,
     ) -> None:
         self._stub = stub
         self._replica = replica
         self._tokens = tokens
         self._scoring = scoring
         self._group_scoring = group_scoring  # None: each sample is scored by itself
+        self._episodes = episodes  # None: every sample is one answer
         self._submitting = submitting
         self._reporting = reporting
         self._who = who
@@ -204,6 +211,10 @@ class Actor:
             spec.check_trainable()
         if index in lease.greedy:
             spec = replace(spec, temperature=0.0, top_p=1.0, top_k=0)
+        fields = plain(lease.fields)
+        if self._episodes is not None and (name := self._episodes.chosen(fields)) is not None:
+            await self._play(group, index, spec, name, Task(prompt=lease.prompt_text, fields=fields, seed=spec.seed))
+            return
         prompt_ids = [int(token) for token in unpack(lease.prompt_ids)]
         drawing = drawing_of(next((part for part in lease.parts if part.sample_index == index), None))
         watched = self._reporting.begin(group_id=lease.group_id, sample_index=index, drawing=drawing, every_tokens=lease.report_every_tokens, fence=lambda: self._fence(group))
@@ -233,6 +244,40 @@ class Actor:
         reward, score_s = scored
         self._replica.tally.answered(scored=not reward.HasField("unscored"))
         await self._submit(group, self._finished(lease, index, last, text=text, reward=reward, generate_s=generate_s, score_s=score_s))
+
+    async def _play(self, group: _Group, index: int, spec: SamplingSpec, name: str, task: Task) -> None:
+        """A sample of several turns. Between them it has no place in the engine."""
+        assert self._episodes is not None and self._me is not None
+        lease, me, start_s = group.lease, self._me, time.monotonic()
+        draw = LeasedDraw(
+            self._replica, spec, f"{lease.group_id}/{index}", until_loaded=lambda: self._until_loaded(group.lease.least_version),
+            busy=lambda busy: self._wants_place((lease.group_id, index), busy),
+        )  # fmt: skip
+        self._wants_place((lease.group_id, index), False)
+        leased_prompt = [int(token) for token in unpack(lease.prompt_ids)]
+        room = min(len(leased_prompt) + spec.max_new_tokens, self._replica.engine.info.max_model_len)
+        try:
+            played = await self._episodes.play(name, task, draw=draw, room_tokens=room)
+        except GivenUp:
+            return
+        generate_s, score_s = time.monotonic() - start_s, 0.0
+        reward = given_reward(played)
+        if reward is None:
+            with self._replica.tally.scoring.of(1):
+                reward, score_s = await self._scoring.score(prompt=lease.prompt_text, completion=played.last_text, fields=with_messages(lease.fields, played.messages))
+        self._replica.tally.answered(scored=not reward.HasField("unscored"))
+        trajectory = trajectory_of(
+            played, leased_prompt=leased_prompt, group_id=lease.group_id, sample_index=index, replica_id=me.replica_id, reward=reward, generate_s=generate_s, score_s=score_s
+        )  # fmt: skip
+        await self._submit(group, Finished(run_id=me.run_id, lease_id=lease.lease_id, group_id=lease.group_id, sample_index=index, trajectory=trajectory.SerializeToString()))
+
+    def _wants_place(self, sample: tuple[str, int], wants: bool) -> None:
+        """Whether a sample counts among those that have or want a place in the engine."""
+        if wants:
+            self._drawing.add(sample)
+        else:
+            self._drawing.discard(sample)
+            self._changed.set()
 
     async def _reward(self, group: _Group, index: int, text: str) -> tuple[pb.Reward, float] | None:
         """The reward and its seconds; None: the sample's group was given up."""

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protos.security import SecurityConfig
+from rollout_server.endpoint.config import OpenAIConfig
+from rollout_server.environment_config import EnvironmentConfig, check_names
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -55,11 +57,20 @@ class RolloutConfig(BaseModel):
     score_timeout_s: float = Field(60.0, gt=0, description="wall-clock limit of one sample's scoring; then it is unscored")
     score_groups: bool = Field(False, description="score the samples of a prompt together, once all are drawn: for scorers that compare them")
 
+    openai: OpenAIConfig = Field(OpenAIConfig(), description="an endpoint for agents that speak OpenAI's API (docs/agents.md)")
+    environments: tuple[EnvironmentConfig, ...] = Field((), description="what samples of several turns are played in (docs/environments.md); none: every sample is one answer")
+
     @model_validator(mode="after")
     def _contradictions(self) -> RolloutConfig:
+        check_names(self.environments)
+        agents = [each.name for each in self.environments if each.agent]
+        if agents and not self.openai.address:
+            raise ValueError(f"environment {agents[0]} is an agent, and openai.address is empty: it has no endpoint to call; set openai.address, for instance 127.0.0.1:0")
+        if self.environments and self.score_groups:
+            raise ValueError("score_groups=true with environments: samples that an environment rewards one by one cannot be compared; remove one of them")
         if self.engine == "small" and self.head_dtype == "float32" and self.dtype != "float32":
             raise ValueError(f"head_dtype=float32 with engine=small and dtype={self.dtype}: the small engine rounds its logits to dtype; use dtype=float32, or engine=vllm")
-        if self.learner and not self.rewards:
+        if self.learner and not self.rewards and not self.environments:
             raise ValueError(f"learner={self.learner} without rewards: samples for a learner must be scored; give the address of at least one reward server")
         if self.engine == "small":
             self._check_small()

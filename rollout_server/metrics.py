@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from protos.exporting import Figure
@@ -23,6 +23,7 @@ class Seen:
     replica: Replica
     num_refused: Callable[[], int]
     gpus: Gpus
+    sessions: Callable[[], Mapping[tuple[str, str], int]] = dict  # of environments, by name and how they ended; none are configured
 
 
 def state_name(state: int) -> str:
@@ -61,6 +62,7 @@ FIGURES: tuple[Figure[Seen], ...] = (
     Figure(name="headrace_rollout_engine_starts_total", kind="counter", text="How often the engine has come up.", read=lambda s: s.replica.life),
     Figure(name="headrace_rollout_engine_ends_total", kind="counter", labels=("why",), text="Lives of the engine that ended unasked: died, or stalled (it lived and drew nothing).", read=lambda s: dict(s.replica.tally.engine_ends)),
     Figure(name="headrace_rollout_ready", kind="gauge", text="1 while a current version is served, as health checks say.", read=lambda s: float(s.replica.ready)),
+    Figure(name="headrace_rollout_environment_sessions_total", kind="counter", labels=("environment", "end"), text="Samples played in an environment by how they ended: closed, or why it failed (docs/environments.md); leaked counts beside the end.", read=lambda s: s.sessions()),
     Figure(name="headrace_rollout_refused_calls_total", kind="counter", text="Calls and connections without this run's token or TLS.", read=lambda s: s.num_refused()),
     *resource_figures("rollout", lambda s: s.gpus),
 )

@@ -62,6 +62,7 @@ class Replica:
         self.life = 0  # how often the engine has come up
         self.draining = False
         self.tally = Tally()
+        self._in_doubt = asyncio.Event()  # a request found the engine unavailable
         self._up = False
         self._broken = ""  # why LoadWeights left the weights undefined
         self._down_reason = "the engine is loading"
@@ -167,6 +168,10 @@ class Replica:
         except ValueError:
             end = "refused"
             raise
+        except EngineUnavailableError:
+            end = "failed"
+            self._in_doubt.set()
+            raise
         except Exception:
             end = "failed"
             raise
@@ -222,7 +227,7 @@ class Replica:
     async def supervise(self) -> None:
         """For ever: brings a dead or wedged engine up again. It comes back with the base weights, hence as version 0."""
         while True:
-            await asyncio.sleep(CHECK_S)
+            await self._until_in_doubt()
             if not self._up:
                 continue  # somebody is bringing it up already
             self._look(time.monotonic())
@@ -233,6 +238,12 @@ class Replica:
                 await self.restart(str(error))
             else:
                 await self._end_a_stall()
+
+    async def _until_in_doubt(self) -> None:
+        """The time between two looks, or until a request has found the engine dead."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._in_doubt.wait(), CHECK_S)
+        self._in_doubt.clear()
 
     async def _end_a_stall(self) -> None:
         """A wedged engine lives and answers; only its tokens do not come. An update has a deadline of its own."""

@@ -24,7 +24,9 @@ from protos.weights.folder import Place
 from protos.weights.mirror import PREFIX, Mirror, sweep
 from rollout_server.actor import Actor
 from rollout_server.config import RolloutConfig
+from rollout_server.endpoint.wiring import endpoint_of
 from rollout_server.engine import Engine
+from rollout_server.environments.hosts import episodes_of
 from rollout_server.membership import Left, Membership
 from rollout_server.metrics import FIGURES, Seen
 from rollout_server.replica import CHECK_S, Replica
@@ -59,6 +61,8 @@ class Service:
         self.replica = Replica(engine, attends=bool(config.learner), max_num_seqs=config.max_num_seqs * config.engines, stall_s=config.stall_s, adapts=config.concurrency == "adaptive" and config.engine == "vllm")  # the other tells nothing to adapt to
         self.actor: Actor | None = None
         self._security = resolve(config.security, address=config.address)
+        self.endpoint = endpoint_of(config, self.replica, self._tokens)
+        self.episodes = episodes_of(config, self._tokens, self.endpoint)
         self.mirror = Mirror(Path(config.mirror_dir) / f"{PREFIX}{self._replica_id}-{self._incarnation}")
         servicer = RolloutServicer(
             self.replica, self._tokens, mirror=self.mirror, replica_id=self._replica_id, model=config.model, learner=config.learner,
@@ -67,9 +71,12 @@ class Service:
         self.server = rpc.Server(config.address, [lambda s: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, s)], self._security)
         self._gpus = Gpus()
         self.exporter = Exporter(
-            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=self._gpus),
+            config.metrics_address, FIGURES, Seen(replica=self.replica, num_refused=lambda: self.server.guard.num_refused, gpus=self._gpus, sessions=self._sessions),
             resolve(config.security, address=config.metrics_address),
         )  # fmt: skip
+
+    def _sessions(self) -> dict[tuple[str, str], int]:
+        return self.episodes.tally() if self.episodes is not None else {}
 
     @property
     def address(self) -> str:
@@ -89,6 +96,10 @@ class Service:
             logger.info("removed %s, which a replica that is gone left behind", name)
         try:
             await self.exporter.start()
+            if self.endpoint is not None:
+                await self.endpoint.start()
+            if self.episodes is not None:
+                await self._until_stopped(self.episodes.check())
             await self._until_stopped(self.replica.start())
             if self._stopping.is_set():
                 return
@@ -97,6 +108,10 @@ class Service:
         finally:
             await self.exporter.stop()
             await self.server.stop(grace_s=1.0)
+            if self.episodes is not None:
+                await self.episodes.stop()
+            if self.endpoint is not None:
+                await self.endpoint.stop()
             await self.replica.engine.stop()
             self.mirror.remove()
 
@@ -210,7 +225,7 @@ class Service:
                 gpus=self._gpus.now,
             )  # fmt: skip
             self.actor = Actor(
-                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, reporting=reporting, who=membership.who, group_scoring=grouped
+                stub=stub, replica=self.replica, tokens=self._tokens, scoring=scoring, submitting=submitting, reporting=reporting, who=membership.who, group_scoring=grouped, episodes=self.episodes
             )  # fmt: skip
             attending = asyncio.create_task(membership.attend())
             acting = asyncio.create_task(self.actor.run())

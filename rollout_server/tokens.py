@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ class Tokens:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} has no tokenizer that transformers can load: {error}") from error
+        self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)  # each of them ends an answer
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         self.longest = max(map(len, vocabulary))  # characters of the longest token
         self._ids = frozenset(vocabulary.values())
@@ -51,11 +53,40 @@ class Tokens:
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Ids of (role, content) turns in the chat template with a generation prompt. Raises ValueError without a template."""
+        return self.first_ids(self.render([{"role": role, "content": content} for role, content in messages], None), template=True)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str:
+        """The chat template's text with a generation prompt. Raises ValueError without a template, or where it refuses the messages."""
         if not self.has_template:
             raise ValueError("the model has no chat template; send text or prompt_ids")
-        turns = [{"role": role, "content": content} for role, content in messages]
         try:
-            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            return str(self._tokenizer.apply_chat_template([dict(message) for message in messages], tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False))
         except Exception as error:  # templates raise what they like, all of it about the messages
             raise ValueError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error
+
+    def first_ids(self, text: str, *, template: bool) -> list[int]:
+        """Ids of the beginning of a sequence. A template writes its own special tokens; raw text gets those that the tokenizer adds. Never two
+        beginning-of-sequence tokens."""
+        ids = list(self._tokenizer.encode(text, add_special_tokens=not template))
+        bos = self._tokenizer.bos_token_id
+        while bos is not None and ids[:2] == [bos, bos]:
+            del ids[0]
+        return ids
+
+    def more_ids(self, text: str) -> list[int]:
+        """Ids of text that goes on, without special tokens other than those written in it."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def piece(self, token: int) -> str:
+        """Text of one token, special or not; empty for an id without text."""
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)) if token < self.size else ""
+
+
+def _stop_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
+    """Every end-of-sequence id that generation_config.json, config.json and the tokenizer name, ascending."""
+    ids = set() if eos is None else {eos}
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        said = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        ids |= {number for number in (said if isinstance(said, list) else [said]) if isinstance(number, int)}
+    return tuple(sorted(ids))

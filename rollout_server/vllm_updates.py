@@ -181,5 +181,9 @@ class VllmUpdates:
                 if not task.done() and time.monotonic() > end_s:
                     raise EngineUnavailableError(f"the engine did not answer within {timeout_s:.1f} s")
             return task.result()
+        except Exception as error:
+            if type(error).__name__ == "EngineDeadError":  # vLLM's own, whose module differs between versions
+                raise EngineUnavailableError("the engine's process died") from error
+            raise
         finally:
             task.cancel()

@@ -39,17 +39,30 @@ def demo(
     _finish(run(options, on_event=lambda text: typer.echo(text, err=True)))
 
 
+class Preset(StrEnum):
+    """What a tiny model learns."""
+
+    SORTING = "sorting"
+    CALCULATOR = "calculator"
+
+
 @says_mistakes
 def smoke(
     run_dir: RunDir = None,
+    preset: Annotated[Preset, typer.Option(help="sorting: three digits in one answer. calculator: a sum by asking a tool, several turns.")] = Preset.SORTING,
     seed: Annotated[int, typer.Option(min=0, help="Seed of model, data, sampling and training.")] = 0,
     algorithm: Annotated[str, typer.Option(help="Preset: docs/algorithms.md lists them.")] = "grpo",
     backend: Annotated[Backend, typer.Option(help="ray: on a Ray cluster of two nodes that is started on this machine.")] = Backend.LOCAL,
 ) -> None:
-    """The demo on a tiny model that sorts digits: all services, real engine, under two minutes.
+    """The demo on a tiny model that sorts digits, or asks a calculator: all services, real engine, under two minutes.
 
-    Example: headrace smoke --algorithm gspo --seed 1
+    Example: headrace smoke --preset calculator --seed 1
     """
+    if preset is Preset.CALCULATOR:
+        from deploy.demo.tool import run as run_tool
+
+        _finish(run_tool(run_folder(run_dir, "calculator"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm))
+        return
     from deploy.demo.smoke import run
 
     _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm, backend=backend.value))

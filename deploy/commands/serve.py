@@ -47,6 +47,20 @@ def serve_rollout(
     _serve("rollout_server", config, {"model": model, "address": address, "learner": learner, "rewards": rewards}, sets)
 
 
+@serve.command("environment")
+@says_mistakes
+def serve_environment(
+    config: Annotated[Path | None, typer.Option(help="YAML or JSON file with the fields of rollout_server/environments/config.py.")] = None,
+    address: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one.")] = None,
+    sets: Sets = [],  # noqa: B006
+) -> None:
+    """An environment server: plays samples of several turns for any number of replicas (`use: grpc://HOST:PORT`).
+
+    Example: headrace serve environment --config sums.yaml --address 127.0.0.1:7460
+    """
+    _serve("rollout_server.environments", config, {"address": address}, sets)
+
+
 @serve.command("reward")
 @says_mistakes
 def serve_reward(

@@ -32,10 +32,13 @@ class Host:
         self._folder = Path(tempfile.mkdtemp(prefix=f"headrace-{name}-"))
         self._log = self._folder / "log"
 
-    def addresses(self, wants: tuple[str, ...]) -> list[str]:
-        """host:port on this machine for each, the port that is wanted or a free one. Nothing holds them from here on."""
+    def addresses(self, wants: tuple[str, ...], before: tuple[str, ...] = ()) -> list[str]:
+        """host:port on this machine for each: the port that is wanted, else the one that was had before where it is free here, else a free one.
+
+        Nothing holds them from here on.
+        """
         with ExitStack() as held:
-            return [f"{self._ip}:{self._port(held, want)}" for want in wants]
+            return [f"{self._ip}:{self._port(held, want, before[index] if index < len(before) else '')}" for index, want in enumerate(wants)]
 
     def lacks(self, folder: str, cwd: str) -> str:
         """Why a process could not start here: the folder of the run, or the working folder, is not on this machine. Empty: it could."""
@@ -83,13 +86,22 @@ class Host:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
-    def _port(self, held: ExitStack, want: str) -> int:
-        wanted = int(want.rpartition(":")[2] or 0)
-        if wanted:
+    def _port(self, held: ExitStack, want: str, before: str) -> int:
+        if wanted := _port_of(want):
             return wanted
-        probe = held.enter_context(socket.socket(socket.AF_INET6 if ":" in self._ip else socket.AF_INET))
-        probe.bind((self._ip, 0))
-        return int(probe.getsockname()[1])
+        for port in (_port_of(before), 0):
+            probe = held.enter_context(socket.socket(socket.AF_INET6 if ":" in self._ip else socket.AF_INET))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._ip, port))
+            except OSError:
+                continue  # somebody has it
+            return int(probe.getsockname()[1])
+        raise OSError(f"no port of {self._ip} is free")
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2] or 0)
 
 
 def _ip_of_ray() -> str:

@@ -63,6 +63,7 @@ class OnRay(Keeper[Process]):
         self._where: dict[str, Where] = {}
         self._moved = asyncio.Condition()
         self._held: dict[str, asyncio.Event] = {}
+        self._told: dict[str, int] = {}  # bytes of a process' log that are in its file here, of its present life
         self._hosts: dict[str, Any] = {}  # actors, by the name of their process
 
     @property
@@ -160,7 +161,8 @@ class OnRay(Keeper[Process]):
     async def _address(self, host: Any, service: Process) -> Where:
         """Waits for the actor's place. What it listened on before is asked for again where it comes back to the same machine."""
         wants = (service.wants, *([service.wants_metrics] if service.wants_metrics else []))
-        asked = asyncio.ensure_future(_ask(host.addresses.remote(wants), limit_s=ROOM_S))
+        before = self._where.get(service.name)
+        asked = asyncio.ensure_future(_ask(host.addresses.remote(wants, (before.address, before.metrics) if before else ()), limit_s=ROOM_S))
         done, _ = await asyncio.wait({asked}, timeout=PATIENCE_S)
         if not done:
             self._on_event(f"{service.name} waits for room in the cluster: {self._room(service)[2]}")
@@ -186,20 +188,26 @@ class OnRay(Keeper[Process]):
 
     async def _watch(self, host: Any, service: Process, others: Mapping[str, str]) -> int:
         """The exit code. Raises Moved when an address that the process was given is another now, RayError when the actor is lost."""
-        offset = 0
-        service.log.parent.mkdir(parents=True, exist_ok=True)
-        with service.log.open("ab") as file:
-            while True:
-                code, said = await _ask(host.poll.remote(offset))
+        self._told[service.name] = 0
+        while True:
+            code, said = await self._poll(host, service)
+            if code is not None and not said:
+                return code
+            if stale := [name for name, address in others.items() if self._where[name].address != address]:
+                raise Moved(f"{stale[0]} is at {self._where[stale[0]].address} now")
+            if not said:
+                await asyncio.sleep(POLL_S)
+
+    async def _poll(self, host: Any, service: Process) -> tuple[int | None, bool]:
+        """(exit code, whether the process had written something, which is in its log here now)."""
+        offset = self._told.get(service.name, 0)
+        code, said = await _ask(host.poll.remote(offset))
+        if said:
+            service.log.parent.mkdir(parents=True, exist_ok=True)
+            with service.log.open("ab") as file:
                 file.write(said)
-                file.flush()
-                offset += len(said)
-                if code is not None and not said:
-                    return int(code)
-                if stale := [name for name, address in others.items() if self._where[name].address != address]:
-                    raise Moved(f"{stale[0]} is at {self._where[stale[0]].address} now")
-                if not said:
-                    await asyncio.sleep(POLL_S)
+            self._told[service.name] = offset + len(said)
+        return (None if code is None else int(code)), bool(said)
 
     async def _terminate(self, host: Any, service: Process) -> None:
         """SIGTERM, then SIGKILL after the grace; what it says meanwhile is logged."""
@@ -207,12 +215,16 @@ class OnRay(Keeper[Process]):
         with contextlib.suppress(RayError, TimeoutError):
             await _ask(host.signal.remote(int(signal.SIGTERM)), limit_s=grace_s)
             with contextlib.suppress(TimeoutError, AssertionError):
-                await asyncio.wait_for(self._until_gone(host), grace_s)
+                await asyncio.wait_for(self._until_gone(host, service), grace_s)
             await _ask(host.clean.remote(), limit_s=grace_s)
 
-    async def _until_gone(self, host: Any) -> None:
-        while (await _ask(host.poll.remote(1 << 60)))[0] is None:
-            await asyncio.sleep(POLL_S)
+    async def _until_gone(self, host: Any, service: Process) -> None:
+        while True:
+            code, said = await self._poll(host, service)
+            if code is not None and not said:
+                return
+            if not said:
+                await asyncio.sleep(POLL_S)
 
     def _refused(self, service: Process, why: str) -> Life:
         service.log.parent.mkdir(parents=True, exist_ok=True)

@@ -156,6 +156,13 @@ async def test_waiting_for_a_silent_service_gives_up_and_says_so(tmp_path: Path)
             await local.ready("rollout-0", limit_s=0.1)
 
 
+async def test_a_launcher_that_fails_itself_ends_the_run_with_a_word(tmp_path: Path) -> None:
+    async with Local(QUICK) as local:
+        local.start(replace(script(tmp_path, "rollout-0", SLEEPS), environment={"A": 1}))  # type: ignore[dict-item]
+        outcome = await local.outcome()
+    assert outcome.code == 1 and outcome.message.startswith("rollout-0: the launcher failed: TypeError: ")
+
+
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path

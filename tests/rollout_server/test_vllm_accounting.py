@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rollout_server.config import RolloutConfig
+from rollout_server.engine import EngineUnavailableError
 from rollout_server.latency import Latency, quantiles
 from rollout_server.vllm_accounting import Accounting
+from rollout_server.vllm_engine import VllmEngine
 
 
 def an_engine() -> Any:
@@ -83,3 +87,15 @@ async def test_the_wait_for_the_first_token_and_the_gaps_after_it_are_taken_of_e
     assert quantiles(latency.first_token_s) == {"0.5": 1.0, "0.95": 2.0, "0.99": 2.0} and quantiles([]) == {}
     assert quantiles([4, 1, 3, 2]) == {"0.5": 2, "0.95": 4, "0.99": 4}
     assert accounting._begun_s == {} and Latency.of([latency, latency]).num_gaps == 4
+
+
+async def test_a_call_that_meets_vllm_s_own_words_for_a_death_says_ours(tiny_model: Path) -> None:
+    class EngineDeadError(Exception):
+        pass
+
+    async def dying() -> None:
+        raise EngineDeadError("see the root cause above")
+
+    engine = VllmEngine(RolloutConfig(model=str(tiny_model)), tiny_model)
+    with pytest.raises(EngineUnavailableError, match="process died"):
+        await engine._guarded(dying(), 1.0)

@@ -57,6 +57,12 @@ def request(seed: int, max_new_tokens: int, prompt: list[int] = PROMPT) -> pb.Ge
     return pb.GenerateRequest(prompt_ids=pack_ids(prompt), sampling=trajectory_pb2.SamplingParams(temperature=1.0, max_new_tokens=max_new_tokens, seed=seed))
 
 
+async def to_the_end(call: Any) -> None:
+    """Raises AioRpcError where the call ends otherwise than in order."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def ready(stub: Any, channel: grpc.aio.Channel, limit_s: float = 180.0) -> None:
     """Until the server serves and health says so."""
     health = health_pb2_grpc.HealthStub(channel)
@@ -118,9 +124,11 @@ async def test_a_death_or_a_stall_with_requests_in_flight_is_told_and_mended(ser
         faultpoints.plant(server.fault, f"engine_step={action}")
         for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as failed:
-                async for _ in call:
-                    pass
+                await to_the_end(call)
             assert failed.value.code() is grpc.StatusCode.UNAVAILABLE and failed.value.details()
+        async with asyncio.timeout(60):
+            while server.figures()[f"headrace_rollout_engine_ends_total{{{why}}}"] == before[f"headrace_rollout_engine_ends_total{{{why}}}"]:
+                await asyncio.sleep(0.2)
         await ready(stub, channel)
         again = await whole(stub, greedy)
     assert again.ids == was.ids  # the weights that LoadWeights had brought, under a higher version
@@ -160,9 +168,11 @@ async def test_a_worker_of_two_that_dies_takes_its_engine_along_and_both_come_ba
             faultpoints.plant(server.fault, "engine_step=kill")  # the first of the two to pass takes it
             for call in calls:
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
-                    async for _ in call:
-                        pass
+                    await to_the_end(call)
                 assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+            async with asyncio.timeout(60):
+                while (await stub.GetStatus(pb.GetStatusRequest(), timeout=20)).state == pb.REPLICA_STATE_SERVING:
+                    await asyncio.sleep(0.2)
             await ready(stub, channel, limit_s=240)
             assert len((await whole(stub, request(1, 20))).ids) == 20
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -67,6 +68,14 @@ def test_addresses_are_this_machines_and_all_differ(host: Host) -> None:
     free = host.addresses(("", "", "0.0.0.0:0", "10.0.0.1:7430"))
     assert all(each.startswith("127.0.0.9:") for each in free)
     assert len(set(free)) == 4 and free[3] == "127.0.0.9:7430"  # a wanted port is kept, a wanted host is another machine's
+
+
+def test_a_port_that_was_had_before_is_had_again_where_it_is_free(host: Host) -> None:
+    (first,) = host.addresses(("",))
+    assert host.addresses(("",), (first,)) == [first]
+    with socket.create_server(("127.0.0.9", int(first.rpartition(":")[2]))):
+        (other,) = host.addresses(("",), (first,))
+    assert other.startswith("127.0.0.9:") and other != first
 
 
 def test_a_folder_that_is_not_on_the_machine_is_named(host: Host, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a scorer process sees of the service's environment: everything but credentials. Pure."""
+"""What a process that runs a user's code sees of its service's environment: everything but credentials. Pure."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reward_server.environment import scrubbed
+from protos.scrubbing import scrubbed
 from reward_server.outcome import Scored
 from tests.reward_server.endpoints.conftest import plane_of, score
 
