@@ -77,6 +77,8 @@ class VllmEngine(VllmUpdates):
         self._accounting = Accounting(self._engine) if slow_reason else Intake(self._engine, interval_s=self._config.delta_interval_s)
         logger.info("tokens leave vLLM %s", f"by its own way, an object a token: {slow_reason}" if slow_reason else "in columns, a step at a time")
         workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
+        if self._config.quantization and not all(worker["quantized"] for worker in workers):
+            raise ValueError(f"quantization={self._config.quantization}: this build of vLLM takes it and leaves the weights as they are; name another of its online ways, or leave it out")
         await self._choose_apply("loader" if self._config.quantization else self._config.apply)
         tokens = await asyncio.to_thread(Tokens, self._folder)
         if without_text := tokens.without_text(self._engine.model_config.get_vocab_size()):

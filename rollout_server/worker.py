@@ -61,7 +61,7 @@ class WorkerExtension:
         """Where this worker's part of the model lives: its number, device type and UUID, and the GPUs that it sees."""
         cuda = self.device.type == "cuda"
         uuid = str(torch.cuda.get_device_properties(self.device).uuid) if cuda else ""
-        return {"worker": _number(), "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else []}
+        return {"worker": _number(), "device": self.device.type, "device_uuid": uuid, "visible": list(visible_devices()) if cuda else [], "quantized": _is_quantized(self.model_runner.get_model())}
 
     def headrace_prepare(self, folder: str, shapes: dict[str, list[int]], flat: bool) -> str:
         """Settles how updates are applied: "" for copies straight into the parameters, else why by the engine's loader. `shapes`: of
@@ -187,6 +187,12 @@ class WorkerExtension:
         if not hasattr(self, "_headrace_landed"):
             self._headrace_landed = Landing(self.device)
         return self._headrace_landed
+
+
+def _is_quantized(model: torch.nn.Module) -> bool:
+    """Whether any layer's weights are kept otherwise than in the served dtype."""
+    methods = {type(module.quant_method).__name__ for module in model.modules() if getattr(module, "quant_method", None) is not None}
+    return any(not name.startswith("Unquantized") for name in methods)
 
 
 def _make_room_between_parts(model_runner: Any) -> None:

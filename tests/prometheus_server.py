@@ -15,6 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from deploy.local import CHILD
+
 MISSING = (
     "these tests need Prometheus' programs `prometheus` and `promtool` (2.40 or later), and they are neither on PATH nor in .venv/prometheus, where `make setup` unpacks Debian's package: "
     "`apt-get install prometheus` or your system's package; HEADRACE_PROMETHEUS=/folder names where they are"
@@ -36,6 +38,11 @@ def promtool(*arguments: str) -> str:
     return ran.stdout
 
 
+def with_us() -> list[str]:
+    """Before a command: the kernel kills it when this process dies, however that comes about."""
+    return [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
+
+
 class PrometheusServer:
     """Example: `with PrometheusServer(run_dir / "prometheus.yml", folder) as server: server.query("up")`"""
 
@@ -45,7 +52,7 @@ class PrometheusServer:
             probe.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         self._command = [
-            binary("prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}",
+            *with_us(), binary("prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address={self.url.removeprefix('http://')}", "--storage.tsdb.retention.time=1d",
         ]  # fmt: skip
         self._log = folder / "prometheus.log"

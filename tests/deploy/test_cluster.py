@@ -52,13 +52,15 @@ def test_what_a_dimension_leaves_open_follows_from_the_gpus(content: dict[str, A
 
 
 def test_every_gpu_is_counted_once() -> None:
-    groups = {"a": {"nodes": "x", "gpus_per_node": 3}, "b": {"nodes": "x", "num_nodes": 1, "gpus_per_node": 5}, "c": {"nodes": "x", "num_nodes": 1, "gpus_per_node": 5}}
+    sizes = {"a": (None, 3), "b": (1, 4), "c": (1, 5), "d": (1, 1)}
+    groups = {name: {"nodes": "x", "num_nodes": count, "gpus_per_node": gpus} for name, (count, gpus) in sizes.items()}
     cluster = ClusterConfig.model_validate({"node_groups": [{"name": "x", "count": 2, "gpus_per_node": 8}], "gpu_groups": groups})
     found = devices_of(cluster)
-    # a: 0 to 2 of both machines; b: the five others of the first, which is full then; c: those of the second.
+    # a: 0 to 2 of both machines; b: 3 to 6 of the first; c: five, which only the second has left; d: the first's last one.
     assert found["a"] == tuple(Device(nodes="x", node=node, gpu=gpu) for node in (0, 1) for gpu in (0, 1, 2))
-    assert [(device.node, device.gpu) for device in found["b"]] == [(0, gpu) for gpu in range(3, 8)]
+    assert [(device.node, device.gpu) for device in found["b"]] == [(0, gpu) for gpu in range(3, 7)]
     assert [(device.node, device.gpu) for device in found["c"]] == [(1, gpu) for gpu in range(3, 8)]
+    assert [(device.node, device.gpu) for device in found["d"]] == [(0, 7)]
     every = [device for devices in found.values() for device in devices]
     assert len(every) == len(set(every)) == 16
 

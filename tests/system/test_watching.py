@@ -82,7 +82,7 @@ def the_stacks_name_every_process(run: Launched) -> None:
     """Gateway, supervisor, rank, replicas, reward server and its scorer process: what each was doing, also in the stopped one's case."""
     stalled = next(folder for folder in (run.run_dir / "diagnosis").glob("*") if (folder / "verdict.txt").read_text().startswith("Verdict: stalled replica rollout-1"))
     stacks = {file.name: file.read_text() for file in (stalled / "stacks").iterdir()}
-    for name, frame in (("learner.gateway", "lookout"), ("learner.trainer", "loop.py"), ("reward_server.worker", "worker.py"), ("reward_server-reward-0", "reward_server"), ("rollout_server-rollout-0", "rollout_server"), ("learner-learner", "supervisor.py")):
+    for name, frame in (("learner.gateway", "lookout"), ("learner.trainer", "loop.py"), ("reward_server.worker", "worker.py"), ("reward_server-reward-0", "reward_server"), ("rollout_server-rollout-0", "rollout_server"), ("learner-learner", "learner/__main__.py")):
         found = [text for file, text in stacks.items() if file.startswith(name)]
         assert found, (name, sorted(stacks))
         assert any(frame in text and "most recent call first" in text for text in found), (name, found[0][:2000])
