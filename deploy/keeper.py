@@ -237,18 +237,18 @@ class Keeper(ABC, Generic[K]):
         return None
 
     @asynccontextmanager
-    async def _checking(self, name: str, address: str, security: Security) -> AsyncIterator[None]:
+    async def _checking(self, name: str, address: str, security: Security, health: str) -> AsyncIterator[None]:
         """Asks the service for its health while the block runs, until it has answered SERVING. address: empty: it has none."""
-        checks = asyncio.create_task(self._check(name, address, security)) if address else None
+        checks = asyncio.create_task(self._check(name, address, security, health)) if address else None
         try:
             yield
         finally:
             if checks:
                 checks.cancel()
 
-    async def _check(self, name: str, address: str, security: Security) -> None:
+    async def _check(self, name: str, address: str, security: Security, health: str) -> None:
         started = time.monotonic()
-        await until_serving(address, security=security)
+        await until_serving(address, security=security, service=health)
         self._ready[name].set()
         self._on_event(f"{name} serves on {address} after {time.monotonic() - started:.1f} s")
 

@@ -40,7 +40,7 @@ class Local(Keeper[Service]):
             return Life(code=127, words=f"it cannot be started: {error}")
         self._processes[service.name] = process
         try:
-            async with self._checking(service.name, service.address, service.security):
+            async with self._checking(service.name, service.address, service.security, service.health):
                 code = await process.wait()
             return Life(code=code, words=exit_words(code))
         except asyncio.CancelledError:

@@ -50,6 +50,7 @@ class Process:
     gpus: tuple[int, ...] = ()  # device numbers on its machine; empty: what its environment shows
     restart: bool = True  # False: its exit ends the run
     security: Security = OPEN  # of health checks
+    health: str = ""  # service that health checks ask for
     grace_s: float = 0.0  # from SIGTERM to SIGKILL, where it needs more than the launcher's own
 
 
@@ -139,6 +140,7 @@ def _process(run: RunFile, role: Role, index: int) -> Process:
         gpus=_gpus(run, role, index),
         restart=role != "learner",
         security=resolve(run.security),
+        health="live" if role == "rollout" else "",  # up, though its learner may not have come yet: a demo asks the base model first
         grace_s=run.learner.checkpoint.leave_s + LEARNER_END_S if role == "learner" else 0.0,
     )
 

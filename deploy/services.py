@@ -37,6 +37,7 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)  # on top of the launcher's own
     restart: bool = True  # False: its exit ends the run
     security: Security = OPEN  # of health checks
+    health: str = ""  # service that health checks ask for
     grace_s: float = 0.0  # from SIGTERM to SIGKILL, where it needs more than the launcher's own
 
 
@@ -62,6 +63,7 @@ def local_service(run: RunFile, process: Process, own: Where, others: Mapping[st
         environment={**run.environment(), **environment_of(process.gpus)},
         restart=process.restart,
         security=process.security,
+        health=process.health,
         grace_s=process.grace_s,
     )
 

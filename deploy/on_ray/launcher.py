@@ -125,7 +125,7 @@ class OnRay(Keeper[Process]):
         config = json.dumps(configured(service, own, others), indent=2)
         environment = {**self._environment, **environment_of(())}
         await _ask(host.start.remote(command_of(service, own, others), config + "\n", environment, os.getcwd()))
-        async with self._checking(service.name, own.address if service.role != "ranks" else "", service.security):
+        async with self._checking(service.name, own.address if service.role != "ranks" else "", service.security, service.health):
             code = await self._watch(host, service, others)
         await _ask(host.clean.remote())
         return Life(code=code, words=exit_words(code))
