@@ -20,9 +20,10 @@ from protos.scrubbing import scrubbed
 from rollout_server.environment_config import EnvironmentConfig
 from rollout_server.environments import wire
 from rollout_server.environments.interface import REASONS, Action, EnvironmentFailure, Message, Step, Task
-from rollout_server.environments.process import EnvironmentProcess
+from rollout_server.environments.process import DiedLoading, EnvironmentProcess
 
 logger = logging.getLogger("headrace.rollout.environments")
+MAX_STARTS = 3  # of a process for one session
 IDLE_PROCESSES = 16  # kept for the next sessions
 Answer = TypeVar("Answer")
 ENDS = ("closed", *REASONS, "leaked")
@@ -114,19 +115,28 @@ class ProcessHost:
             for process in self._processes:
                 if self._has_room(process):
                     return self._seated(process, number)
+            return await self._begun(number), number
+
+    async def _begun(self, number: int) -> EnvironmentProcess:
+        """A new process, with the session in it. One that dies while it is loaded is started again: it was seen to come up at the server's start."""
+        for start in range(1, MAX_STARTS + 1):
             process = EnvironmentProcess(self.config, self._environment)
             self._seated(process, number)
             self._processes.add(process)
             try:
                 await process.start()
+                return process
             except ValueError as error:
                 await self._end(process)
+                if start < MAX_STARTS and isinstance(error, DiedLoading) and not self._is_stopped:
+                    logger.warning("%s; it is started again", error)
+                    continue
                 self.tally["unavailable"] += 1
                 raise EnvironmentFailure("unavailable", str(error)) from None
             except BaseException:
                 await self._end(process)
                 raise
-        return process, number
+        raise AssertionError("the last start returns or raises")
 
     def _has_room(self, process: EnvironmentProcess) -> bool:
         c = self.config

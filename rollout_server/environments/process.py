@@ -27,6 +27,10 @@ MARK = "HEADRACE_ENVIRONMENT_MARK"
 KILL_S = 5.0
 
 
+class DiedLoading(ValueError):
+    """The process ended while it imported the environment, without a word about why."""
+
+
 class EnvironmentProcess:
     """Sessions are numbered by whoever opens them. Example: `await process.start(); await process.call("reset", 1, task, limit_s=5)`"""
 
@@ -75,8 +79,11 @@ class EnvironmentProcess:
             await self.kill()
             raise ValueError(f"environment {c.name}: use={c.use} was not loaded within load_timeout_s={c.load_timeout_s:g}; raise it, or import less") from None
         except (EOFError, ValueError) as error:
+            with contextlib.suppress(TimeoutError):  # what it ended with by itself, not by our signal
+                await asyncio.wait_for(self._process.wait(), 1.0)
+            code = self._process.returncode
             await self.kill()
-            raise ValueError(f"environment {c.name}: use={c.use}: its process ended while it was loaded ({error}); try `python -c 'import {c.use.partition(':')[0]}'`") from None
+            raise DiedLoading(f"environment {c.name}: use={c.use}: its process ended with {code} while it was loaded ({error}); try `python -c 'import {c.use.partition(':')[0]}'`") from None
         if not said[0]:
             await self.kill()
             raise ValueError(f"environment {c.name}: use={c.use}: {said[1]}")

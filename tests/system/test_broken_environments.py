@@ -51,7 +51,7 @@ def test_two_hundred_broken_environments_do_not_stop_a_run(tmp_path: Path, tiny_
     with running(tmp_path, tiny_model) as run:
         run.start_reward()
         learner = run.start_learner(
-            data={"prompts": str(prompts), "template": "raw", "epochs": 1}, sampling={"group_size": GROUP_SIZE, "max_new_tokens": 64}, groups_per_step=4, filter={"max_consecutive_drops": 100},
+            data={"prompts": str(prompts), "template": "raw", "epochs": 1}, sampling={"group_size": GROUP_SIZE, "max_new_tokens": 64}, groups_per_step=4, filter={"max_consecutive_drops": 100, "min_usable": 1},  # a group is not given up before all four were played
         )  # fmt: skip
         rollout = run.start_rollout("only", environments=[environment], exit_when_finished=False, max_num_seqs=32)
         run.wait_steps(1, limit_s=600)
