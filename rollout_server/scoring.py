@@ -86,8 +86,9 @@ class Scoring:
         return trajectory_pb2.Reward(unscored=trajectory_pb2.Unscored(reason=reason, detail=detail), scorer=self.scorer)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, also where there is no server: environments give all rewards then."""
         await asyncio.gather(*[self._keep(server) for server in self._servers])
+        await asyncio.Event().wait()
 
     async def _keep(self, server: _Server) -> None:
         """Opens the stream again and again."""

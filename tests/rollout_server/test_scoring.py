@@ -78,3 +78,10 @@ async def test_an_item_given_up_leaves_room_for_others() -> None:
         server.silent = False
         assert (await score(scoring, "xy")).score.value == 2.0
     await server.stop()
+
+
+async def test_without_a_server_it_waits_and_does_not_end_the_replicas_part_in_the_run() -> None:
+    task = asyncio.create_task(Scoring((), timeout_s=1.0).run())
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    task.cancel()
