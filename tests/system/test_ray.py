@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,13 @@ def content(folder: Path, model: Path, *, steps: int, **rollout: Any) -> dict[st
     }  # fmt: skip
 
 
-def launched(folder: Path, run: dict[str, Any], *, backend: str = "ray") -> tuple[subprocess.Popen[str], Path]:
+def launched(folder: Path, run: dict[str, Any], *, backend: str = "ray", env: Mapping[str, str] = {}) -> tuple[subprocess.Popen[str], Path]:
     """`headrace launch`, and the file with what it says."""
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     said = folder / "said"
     command = [sys.executable, "-m", "deploy.cli", "launch", str(folder / "run.yaml"), "--backend", backend]
     with said.open("w") as file:
-        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, text=True, start_new_session=True), said
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, text=True, start_new_session=True, env={**os.environ, **env}), said
 
 
 def steps_made(run_dir: Path) -> int:

@@ -1,27 +1,22 @@
 """A third replica is started by load and stopped again, on either backend (small engine; everything else is real).
 
 Load is made by the shape of the run: an engine that draws one sample at a time is slower than a trainer of a tiny model, so the learner idles. Then
-the trainer is stopped and continued by signals, so that it is the slower side and the replicas idle.
+a fault point makes each step of the trainer take eight seconds, so that it is the slower side and the replicas idle.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.audit.program import audit
+from protos import faultpoints
 from tests.system.harness import wait_for
 from tests.system.test_ray import alive, content, launched, left_behind, steps_made
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
-STOPPED_S, RUNNING_S = 2.0, 0.25
 
 
 @pytest.mark.parametrize("backend", ["local", "ray"])
@@ -31,14 +26,16 @@ def test_a_third_replica_is_started_by_load_and_stopped_again(tiny_model: Path, 
     run["learner"]["sampling"]["max_new_tokens"] = 128
     if backend == "local":
         run["cluster"] = {"node_groups": [{"name": "here", "gpus_per_node": 0}]}
-    launcher, said = launched(tmp_path, run, backend=backend)
+    fault = tmp_path / "fault"
+    launcher, said = launched(tmp_path, run, backend=backend, env={faultpoints.FILE: str(fault)})
     run_dir = tmp_path / "run"
     try:
         wait_for("a third replica that serves", lambda: "rollout-2 is started: learner idle" in said.read_text() and "rollout-2 serves on" in said.read_text(), limit_s=250, guard=lambda: alive(launcher, said))
-        with slowed(run_dir):
-            wait_for("its stop", lambda: "rollout-2 is stopped: learner idle" in said.read_text(), limit_s=200, guard=lambda: alive(launcher, said))
-            log = next((run_dir / "logs").glob("rollout-2.log"))
-            wait_for("the end of its process", lambda: not any("rollout-2" in line and "deploy.cli" not in line for line in left_behind(run_dir)), limit_s=60)
+        faultpoints.plant(fault, "trainer_update=slow:8")
+        wait_for("its stop", lambda: "rollout-2 is stopped: learner idle" in said.read_text(), limit_s=200, guard=lambda: alive(launcher, said))
+        log = next((run_dir / "logs").glob("rollout-2.log"))
+        wait_for("the end of its process", lambda: not any("rollout-2" in line and "deploy.cli" not in line for line in left_behind(run_dir)), limit_s=60)
+        fault.unlink()
         assert log.stat().st_size and "rollout-2 died" not in said.read_text(), "a replica that is stopped is not one that died"
         now = steps_made(run_dir)
         wait_for("two more steps", lambda: steps_made(run_dir) >= now + 2, limit_s=60, guard=lambda: alive(launcher, said))
@@ -48,27 +45,3 @@ def test_a_third_replica_is_started_by_load_and_stopped_again(tiny_model: Path, 
         launcher.kill()
     outcome = audit(run_dir)
     assert not outcome.findings.found, outcome.findings.found
-
-
-@contextlib.contextmanager
-def slowed(run_dir: Path) -> Iterator[None]:
-    """The trainer's rank runs for a ninth of the time."""
-    (pid,) = (int(file.parent.name) for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists() and b"learner.trainer" in (words := file.read_bytes()) and str(run_dir).encode() in words)
-    over = threading.Event()
-
-    def turn() -> None:
-        while not over.is_set():
-            for number, seconds in ((signal.SIGSTOP, STOPPED_S), (signal.SIGCONT, RUNNING_S)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-                over.wait(seconds) if number == signal.SIGSTOP else time.sleep(seconds)
-
-    turning = threading.Thread(target=turn)
-    turning.start()
-    try:
-        yield
-    finally:
-        over.set()
-        turning.join(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
