@@ -130,19 +130,19 @@ async def profile(scene: Scene, case: Case) -> dict[str, Any]:
 def bars_of(case: Case, pairs: list[Pair], *, device: str, many: bool) -> list[Bar]:
     """By DESIGN 13; a name carries the load where several were measured."""
     tail = f"_{case.concurrent}" if many else ""
-    with_http = [{**pair, "http": max(pair.get("tokens", 0.0), pair.get("completions", 0.0))} for pair in pairs]
+    with_http = [{**pair, "http": max(pair.get("tokens", 0.0), pair.get("completions", 0.0))} for pair in pairs if pair.keys() & {"tokens", "completions"}]
     bars = [Bar(name=f"vs_engine_logprobs{tail}", value=_line.ratio(pairs, "stream", "logprobs"), op=">=", bar=0.75 if case.model == "3m" else 0.95)]
     if device == "cuda":
         bars.append(Bar(name=f"vs_engine_bare{tail}", value=_line.ratio(pairs, "stream", "bare"), op=">=", bar=0.85))
-        if pairs[0].keys() & {"tokens", "completions"}:
+        if with_http:
             bars.append(Bar(name=f"vs_http{tail}", value=_line.ratio(with_http, "stream", "http"), op=">=", bar=1.1))
     return bars
 
 
 def others_of(case: Case, pairs: list[Pair]) -> dict[str, float]:
-    """Ratios that have no bar, and each way's median rate."""
-    found = {f"{way}_tokens_per_s": round(statistics.median(pair[way] for pair in pairs), 1) for way in pairs[0]}
-    found |= {f"{ours}_vs_{theirs}": round(_line.ratio(pairs, ours, theirs), 4) for ours in ("stream", "whole") for theirs in ("logprobs", "bare", "tokens", "completions") if theirs in pairs[0]}
+    """Ratios that have no bar, and each way's median rate; a peer that was lost on the way counts as far as it came."""
+    found = {f"{way}_tokens_per_s": round(statistics.median(pair[way] for pair in pairs if way in pair), 1) for way in pairs[0]}
+    found |= {f"{ours}_vs_{theirs}": round(_line.ratio([pair for pair in pairs if theirs in pair], ours, theirs), 4) for ours in ("stream", "whole") for theirs in ("logprobs", "bare", "tokens", "completions") if theirs in pairs[0]}
     return {f"{name}_{case.concurrent}": value for name, value in found.items()}
 
 
