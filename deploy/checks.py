@@ -171,8 +171,10 @@ def _gpus(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection
     if placement.reward_gpus and len(placement.reward_gpus) != (reward.replicas if reward else 0):
         yield f"placement.reward_gpus lists {len(placement.reward_gpus)} servers, reward.replicas={reward.replicas if reward else 0}: one list a server; make them agree"
     for gpus in replicas:
-        if len(gpus) != rollout.tensor_parallel:
-            yield f"placement.rollout_gpus has {list(gpus)} for rollout.tensor_parallel={rollout.tensor_parallel}: as many GPUs as tensor_parallel; list {rollout.tensor_parallel}"
+        if len(gpus) != rollout.num_workers:
+            sizes = {"tensor_parallel": rollout.tensor_parallel, "pipeline_parallel": rollout.pipeline_parallel, "engines": rollout.engines}
+            words = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1 or name == "tensor_parallel")
+            yield f"placement.rollout_gpus has {list(gpus)} for rollout.{words}: as many GPUs as their product; list {rollout.num_workers}"
     used = [gpu for gpus in replicas for gpu in gpus]
     twice = sorted({gpu for gpu in used if used.count(gpu) > 1})
     if twice:
