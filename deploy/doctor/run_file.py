@@ -1,4 +1,4 @@
-"""A run file: whether it is valid, its addresses are free or answer, and its model is there."""
+"""A run file: whether it is valid, its addresses are free or answer, and what it names is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy import uses
+from deploy.doctor import named_files
 from deploy.doctor.machine import MIN_FREE_BYTES
+from deploy.lines import lines_of, located
 from deploy.mistakes import Mistakes
 from deploy.schema import RunFile, load
 
@@ -22,9 +25,21 @@ def findings(path: Path) -> Iterator[str]:
         yield from mistakes.lines
         return
     yield from _addresses(run)
-    yield from model_findings(run)
+    yield from named_findings(run, path)
     yield from network_findings(run)
     yield from _disk(run)
+
+
+def named_findings(run: RunFile, path: Path) -> list[str]:
+    """Of models, files and code that the file names; each line begins with the file and the key's place in it."""
+    lines = lines_of(path.read_text())
+    found = [*named_files.findings(run), *uses.mistakes(run)]
+    return [located(f"{path}: {line}", str(path), lines) for line in found]
+
+
+def not_looked_at(run: RunFile) -> list[str]:
+    """What cannot be known before services start, or not on this machine."""
+    return [*named_files.not_looked_at(run), *uses.not_looked_at(run)]
 
 
 def _addresses(run: RunFile) -> Iterator[str]:
@@ -37,16 +52,6 @@ def _addresses(run: RunFile) -> Iterator[str]:
     for address in run.rollout.rewards:
         if why := why_no_answer(address):
             yield f"rollout.rewards: {address} does not answer ({why}): start that reward server, or correct the address"
-
-
-def model_findings(run: RunFile) -> Iterator[str]:
-    """Of a model's folder: whether it is whole."""
-    folder = Path(run.model).expanduser()
-    if not folder.is_dir():
-        return  # a hub id: fetched at the first start; a path that is missing is found by validation
-    for name, needed in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
-        if not any(folder.glob(name)):
-            yield f"model={run.model}: the folder has no {name}, hence no {needed}: give a whole Hugging Face folder (save_pretrained writes one)"
 
 
 def network_findings(run: RunFile, system: Path = Path("/sys/class")) -> Iterator[str]:
