@@ -107,5 +107,5 @@ def _functions(run: RunFile) -> Iterator[tuple[str, str]]:
     for name in run.learner.data.sources:
         algorithm = run.learner.algorithm_of(name)
         for part, said in (("loss", algorithm.loss), ("advantage", algorithm.advantage)):
-            if said := getattr(said, "function", None):
-                yield f"learner.{run.learner.data.key_of(name) + '.' if run.learner.data.sources[name].algorithm else ''}algorithm.{part}.function", said
+            if name_of_it := getattr(said, "function", None):
+                yield f"learner.{run.learner.data.key_of(name) + '.' if run.learner.data.sources[name].algorithm else ''}algorithm.{part}.function", name_of_it

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy import uses
 from deploy.doctor import named_files
-from deploy.doctor.machine import MIN_FREE_BYTES
+from deploy.doctor.machine import MIN_FREE_BYTES, of_disk, probe
 from deploy.lines import lines_of, located
 from deploy.mistakes import Mistakes
 from deploy.schema import RunFile, load
@@ -42,8 +42,19 @@ def not_looked_at(run: RunFile) -> list[str]:
     return [*named_files.not_looked_at(run), *uses.not_looked_at(run)]
 
 
+def not_looked_at_of(path: Path) -> list[str]:
+    """The same of a file; empty for one that is not valid."""
+    try:
+        return not_looked_at(load(path))
+    except Mistakes:
+        return []
+
+
 def _addresses(run: RunFile) -> Iterator[str]:
-    listening = {"learner.metrics_address": run.learner.metrics_address, "rollout.metrics_address": run.rollout.metrics_address}
+    listening = {
+        "learner.metrics_address": run.learner.metrics_address, "rollout.metrics_address": run.rollout.metrics_address, "rollout.openai.address": run.rollout.openai.address,
+        "reward.metrics_address": run.reward.metrics_address if run.reward else "",
+    }  # fmt: skip
     if "address" in run.learner.model_fields_set:
         listening["learner.address"] = run.learner.address
     for key, address in listening.items():
@@ -70,20 +81,23 @@ def network_findings(run: RunFile, system: Path = Path("/sys/class")) -> Iterato
 
 
 def _disk(run: RunFile) -> Iterator[str]:
-    """Of the disk that the run folder is to lie on, where that exists by now."""
+    """Of the disk that the run folder is to lie on: room, speed, clock."""
     folder = next((each for each in (run.run_dir, *run.run_dir.absolute().parents) if each.is_dir()), None)
-    free = shutil.disk_usage(folder).free if folder is not None else 0
+    if folder is None or named_files.why_not_made(folder):
+        return  # said already
+    free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         yield f"run_dir={run.run_dir}: {free >> 20} MiB are free on its disk, journal and checkpoints need {MIN_FREE_BYTES >> 20} MiB or more: make room, or put run_dir elsewhere"
+    yield from of_disk(probe(folder), f"run_dir={run.run_dir}: its disk")
 
 
 def why_not_free(address: str) -> str:
     """Why nobody could listen there; empty: somebody could."""
     host, port = _parts(address)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port))
     except OSError as error:
         return error.strerror or str(error)
     return ""
