@@ -34,7 +34,7 @@ def fleet_of(backend: Backend) -> Open:
     try:
         from deploy.on_ray.fleet import RayFleet
     except ModuleNotFoundError as error:
-        raise ValueError(f"--backend ray: {error.name} is not installed here: pip install 'headrace[ray]', the same release as the cluster's") from None
+        raise ValueError(f"--backend ray: {error.name} is not installed here: pip install \".[ray]\" in the clone, the same release as the cluster's") from None
     return RayFleet.open
 
 
