@@ -64,7 +64,7 @@ async def test_a_replica_that_was_stopped_for_good_is_no_target_any_more(tmp_pat
     fleet = LocalFleet(a_run(tmp_path, rollout={"replicas": 2}), lambda _: None)
     fleet.services(*fleet.first)
     await fleet.stop("rollout-1")
-    targets = json.loads((tmp_path / "run" / "prometheus" / "targets.json").read_text())
+    targets = json.loads((tmp_path / "first" / "prometheus" / "targets.json").read_text())
     assert [each["labels"]["name"] for each in targets] == ["reward-0", "rollout-0", "learner"]
 
 
