@@ -24,6 +24,7 @@ def contradictions(
     """What cannot work, found without starting anything. Empty: nothing."""
     lines = [
         *_addresses(learner, rollout),
+        *_own_addresses(rollout, reward),
         *_wiring(learner, rollout, reward),
         *_lengths(learner, rollout),
         *_numbers(learner, rollout),
@@ -65,6 +66,16 @@ def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
             check_address(key, address, may_be_free=may_be_free)
         except ValueError as error:
             yield str(error)
+
+
+def _own_addresses(rollout: RolloutSection, reward: RewardSection | None) -> Iterator[str]:
+    """Of what a launcher starts: it finds a free address for each and tells it to the others."""
+    for name, section in (("rollout", rollout), ("reward", reward)):
+        if section is not None and section.address != type(section).model_fields["address"].default:
+            yield f"{name}.address={section.address}: a launched run finds a free address for each of its servers and tells it to the others; remove it (`headrace serve {name}` listens where it is told)"
+    most = rollout.scale.most if rollout.scale else rollout.replicas
+    if rollout.openai.address and most > 1 and not rollout.openai.address.endswith(":0"):
+        yield f"rollout.openai.address={rollout.openai.address} with {most} replicas: only one of them could listen there; use port 0"
 
 
 def _wiring(learner: LearnerConfig, rollout: RolloutConfig, reward: RewardConfig | None) -> Iterator[str]:
@@ -171,8 +182,10 @@ def _gpus(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection
     if placement.reward_gpus and len(placement.reward_gpus) != (reward.replicas if reward else 0):
         yield f"placement.reward_gpus lists {len(placement.reward_gpus)} servers, reward.replicas={reward.replicas if reward else 0}: one list a server; make them agree"
     for gpus in replicas:
-        if len(gpus) != rollout.tensor_parallel:
-            yield f"placement.rollout_gpus has {list(gpus)} for rollout.tensor_parallel={rollout.tensor_parallel}: as many GPUs as tensor_parallel; list {rollout.tensor_parallel}"
+        if len(gpus) != rollout.num_workers:
+            sizes = {"tensor_parallel": rollout.tensor_parallel, "pipeline_parallel": rollout.pipeline_parallel, "engines": rollout.engines}
+            words = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1 or name == "tensor_parallel")
+            yield f"placement.rollout_gpus has {list(gpus)} for rollout.{words}: as many GPUs as their product; list {rollout.num_workers}"
     used = [gpu for gpus in replicas for gpu in gpus]
     twice = sorted({gpu for gpu in used if used.count(gpu) > 1})
     if twice:

@@ -78,24 +78,32 @@ def train_s(job: Job, ranks: int) -> float:
 
 
 def running_samples(job: Job) -> float:
-    """Samples that one replica draws at once: max_num_seqs, or what its KV cache has room for."""
-    width, tensor = BYTES[job.rollout.dtype], job.rollout.tensor_parallel
-    cache = tensor * (job.rollout.gpu_memory_fraction * job.gpu_gib - OVERHEAD_GIB) * GIB - width * job.shape.parameters
+    """Samples that one engine draws at once: max_num_seqs, or what its KV cache has room for."""
+    width, parts = BYTES[job.rollout.dtype], _gpus_of_engine(job)
+    cache = parts * (job.rollout.gpu_memory_fraction * job.gpu_gib - OVERHEAD_GIB) * GIB - width * job.shape.parameters
     room = max(0.0, cache) / (job.shape.kv_bytes_per_token(job.rollout.dtype) * (job.prompt_tokens + job.new_tokens))
     return min(float(job.rollout.max_num_seqs), room)
 
 
 def sample_s(job: Job, replicas: int) -> float:
-    """Seconds of one step's sampling: decoding steps, each of which reads weights and the cache of all running samples."""
-    running = min(running_samples(job), job.samples / replicas)
+    """Seconds of one step's sampling: decoding steps, each of which reads weights and the cache of all running samples.
+
+    An engine of several pipeline stages is taken to keep all of them busy.
+    """
+    num_engines = replicas * job.rollout.engines
+    running = min(running_samples(job), job.samples / num_engines)
     if running < 1:
         return float("inf")
-    width, tensor = BYTES[job.rollout.dtype], job.rollout.tensor_parallel
+    width, parts = BYTES[job.rollout.dtype], _gpus_of_engine(job)
     context = job.prompt_tokens + job.new_tokens / 2
     read = width * job.shape.parameters + running * context * job.shape.kv_bytes_per_token(job.rollout.dtype)
-    step_s = read / (tensor * PEAK[job.gpu][1] * BANDWIDTH_SHARE)
-    tokens_per_s = replicas * running / step_s
+    step_s = read / (parts * PEAK[job.gpu][1] * BANDWIDTH_SHARE)
+    tokens_per_s = num_engines * running / step_s
     return job.samples * job.new_tokens / tokens_per_s
+
+
+def _gpus_of_engine(job: Job) -> int:
+    return job.rollout.tensor_parallel * job.rollout.pipeline_parallel
 
 
 def fits(job: Job, ranks: int) -> bool:
@@ -105,29 +113,29 @@ def fits(job: Job, ranks: int) -> bool:
 
 def splits(job: Job, num_gpus: int) -> list[Split]:
     """Every division of so many GPUs that fits, the fastest first."""
-    tensor = job.rollout.tensor_parallel
+    each = job.rollout.num_workers
     found = [
-        Split(ranks=ranks, replicas=(num_gpus - ranks) // tensor, train_s=train_s(job, ranks), sample_s=sample_s(job, (num_gpus - ranks) // tensor))
+        Split(ranks=ranks, replicas=(num_gpus - ranks) // each, train_s=train_s(job, ranks), sample_s=sample_s(job, (num_gpus - ranks) // each))
         for ranks in range(1, num_gpus)
-        if num_gpus - ranks >= tensor and fits(job, ranks)
+        if num_gpus - ranks >= each and fits(job, ranks)
     ]
     return sorted(found, key=lambda split: (split.step_s, split.ranks))
 
 
 def lines(job: Job, ranks: int, replicas: int) -> Iterator[str]:
     """The prediction for the file as it is, the best division, and what both rest on."""
-    tensor = job.rollout.tensor_parallel
+    each = job.rollout.num_workers
     now = Split(ranks=ranks, replicas=replicas, train_s=train_s(job, ranks), sample_s=sample_s(job, replicas))
     yield f"an estimate from first principles, not a measurement: MFU {job.mfu:g}, {BANDWIDTH_SHARE:g} of the memory's bandwidth, samples of {job.length_share:g} x max_new_tokens; rewards, pushes and saves cost nothing"
     yield f"a step: {job.samples} samples of {job.prompt_tokens:.0f} + {job.new_tokens:.0f} tokens"
-    yield f"training: {now.train_s:.1f} s on {ranks} GPUs; sampling: {now.sample_s:.1f} s on {replicas} replicas of {tensor} GPUs, {min(running_samples(job), job.samples / replicas):.0f} samples at once in each"
+    yield f"training: {now.train_s:.1f} s on {ranks} GPUs; sampling: {now.sample_s:.1f} s on {replicas} replicas of {each} GPUs, {min(running_samples(job), job.samples / (replicas * job.rollout.engines)):.0f} samples at once in each{' of their engines' if job.rollout.engines > 1 else ''}"
     slower = "training" if now.train_s > now.sample_s else "sampling"
     yield f"as the file says: {now.step_s:.1f} s a step, bound by {slower}; {job.samples * job.new_tokens / now.step_s:,.0f} trained tokens a second; the other side idles {1 - min(now.train_s, now.sample_s) / now.step_s:.0%}"
-    found = splits(job, ranks + replicas * tensor)
+    found = splits(job, ranks + replicas * each)
     if not found:
-        yield f"no division of {ranks + replicas * tensor} {job.gpu} GPUs holds the training: more GPUs, trainer.recompute or trainer.offload"
+        yield f"no division of {ranks + replicas * each} {job.gpu} GPUs holds the training: more GPUs, trainer.recompute or trainer.offload"
         return
     best = found[0]
     gain = f"{now.step_s / best.step_s:.2f} times as fast" if best.step_s < 0.99 * now.step_s else "no faster than the file's own"
-    yield f"best division of these GPUs: {best.ranks} train, {best.replicas} replicas of {tensor}: training {best.train_s:.1f} s, sampling {best.sample_s:.1f} s, {best.step_s:.1f} s a step, {gain}"
+    yield f"best division of these GPUs: {best.ranks} train, {best.replicas} replicas of {each}: training {best.train_s:.1f} s, sampling {best.sample_s:.1f} s, {best.step_s:.1f} s a step, {gain}"
 

@@ -16,7 +16,7 @@ from deploy.checks import contradictions
 from deploy.cluster.apply import fill, layout_mistakes, ranks_by_machine
 from deploy.cluster.config import ClusterConfig, Roles, Scale
 from deploy.cluster.devices import devices_of
-from deploy.cluster.dimensions import cuts_of
+from deploy.cluster.dimensions import cuts_of, gpus_of_replica
 from deploy.cluster.fits import memory_mistakes
 from deploy.lines import lines_of, located
 from deploy.mistakes import Mistakes, of_validation
@@ -113,7 +113,7 @@ class RunFile(Section):
             ranks = self.ranks_by_machine()
             found["ranks" if len(ranks) > 1 else "learner"] = ranks[0]
         if self.roles.rollout.gpu_group:
-            found["rollout"] = cuts["rollout"]["tensor"]
+            found["rollout"] = gpus_of_replica(cuts["rollout"])
         if self.roles.reward_model is not None and self.roles.reward_model.gpu_group:
             found["reward"] = len(devices_of(self.cluster)[self.roles.reward_model.gpu_group]) // cuts["reward_model"]["data"]
         return found

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from protos.vocabulary import ids_with_text, ids_without_text
+
 
 class Tokens:
     """The tokenizer of a Hugging Face folder. Raises ValueError when the folder has none."""
@@ -21,7 +23,8 @@ class Tokens:
         self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)  # each of them ends an answer
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         self.longest = max(map(len, vocabulary))  # characters of the longest token
-        self._ids = frozenset(vocabulary.values())
+        known = ids_with_text(folder)  # None: a tokenizer in another form, which no run has: its gateway asks for tokenizer.json
+        self._ids = frozenset(vocabulary.values()) if known is None else known
         self._size = max(self._ids) + 1
 
     @property
@@ -35,8 +38,8 @@ class Tokens:
         return None if self._tokenizer.eos_token_id is None else int(self._tokenizer.eos_token_id)
 
     def without_text(self, vocab_size: int) -> list[int]:
-        """Ids below vocab_size that no text has: never to be drawn."""
-        return sorted(set(range(vocab_size)).difference(self._ids))
+        """Ids below vocab_size that no text has: never to be drawn, and left out by the learner's head likewise (protos/vocabulary.py)."""
+        return list(ids_without_text(self._ids, vocab_size))
 
     @property
     def has_template(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.cluster.config import ClusterConfig, Roles
 from deploy.cluster.devices import Device, device_mistakes, devices_of, role_mistakes
-from deploy.cluster.dimensions import cuts_of, dimension_mistakes
+from deploy.cluster.dimensions import cuts_of, dimension_mistakes, gpus_of_replica
 
 
 def layout_mistakes(cluster: ClusterConfig, roles: Roles) -> list[str]:
@@ -31,6 +31,8 @@ def fill(content: dict[str, Any], cluster: ClusterConfig, roles: Roles) -> list[
         (("learner", "trainer", "ranks"), cuts["actor"]["shard"]),
         (("rollout", "replicas"), replicas),
         (("rollout", "tensor_parallel"), cuts["rollout"]["tensor"]),
+        (("rollout", "pipeline_parallel"), cuts["rollout"]["pipeline"]),
+        (("rollout", "engines"), cuts["rollout"]["engines"]),
         *([(("reward", "replicas"), cuts["reward_model"]["data"])] if "reward_model" in cuts and content.get("reward") else []),
     ]
     lines = [line for path, value in wanted for line in _put(content, path, value)]
@@ -53,11 +55,11 @@ def placement_of(cluster: ClusterConfig, roles: Roles) -> dict[str, Any]:
     """Device numbers of a cluster of one machine, as `placement` has them."""
     devices, cuts = devices_of(cluster), cuts_of(cluster, roles)
     numbers = {name: [device.gpu for device in devices.get(role.gpu_group or "", ())] for name, role in roles.named().items()}
-    tensor, servers = cuts["rollout"]["tensor"], cuts.get("reward_model", {}).get("data", 1)
+    servers = cuts.get("reward_model", {}).get("data", 1)
     judges = numbers.get("reward_model", [])
     return {
         "learner_gpus": numbers["actor"],
-        "rollout_gpus": pieces(numbers["rollout"], tensor),
+        "rollout_gpus": pieces(numbers["rollout"], gpus_of_replica(cuts["rollout"])),
         "reward_gpus": pieces(judges, max(1, len(judges) // servers)) if judges else [],
     }
 

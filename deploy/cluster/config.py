@@ -11,7 +11,7 @@ from learner.section import Count, Section
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)]
 RoleName = Literal["actor", "critic", "reference", "reward_model", "rollout"]
 TRAINED: tuple[RoleName, ...] = ("actor", "critic", "reference")  # run in the learner's ranks
-DIMENSIONS = ("data", "shard", "replicate", "tensor", "pipeline", "context")
+DIMENSIONS = ("data", "shard", "replicate", "tensor", "pipeline", "engines", "context")
 
 
 class NodeGroup(Section):
@@ -113,8 +113,9 @@ class Parallelism(Section):
     data: Count | None = Field(None, description="independent copies: rollout replicas, reward servers")
     shard: Count | None = Field(None, description="FSDP ranks of a trained role")
     replicate: Count = Field(1, description="copies of the sharded model (HSDP)")
-    tensor: Count = 1
-    pipeline: Count = 1
+    tensor: Count = Field(1, description="GPUs that share each layer of an engine")
+    pipeline: Count = Field(1, description="parts of the layers of an engine, one after the other, each on `tensor` GPUs")
+    engines: Count = Field(1, description="engines of one replica behind one address, each on its own tensor x pipeline GPUs")
     context: Count = 1
 
 

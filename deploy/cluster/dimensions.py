@@ -8,12 +8,13 @@ from math import prod
 from deploy.cluster.config import DIMENSIONS, TRAINED, ClusterConfig, Parallelism, RoleName, Roles
 from deploy.cluster.devices import devices_of, num_devices
 
-# What each role has. The learner: FSDP2 over one dimension (learner/trainer/world.py). The engine: vLLM's tensor parallelism in one process group.
+# What each role has. The learner: FSDP2 over one dimension (learner/trainer/world.py). A replica: vLLM's tensor and pipeline parallelism, and several engines
+# behind one address (rollout_server/engines.py).
 HAS: dict[RoleName, tuple[str, ...]] = {
     "actor": ("shard",),
     "critic": ("shard",),
     "reference": ("shard",),
-    "rollout": ("data", "tensor"),
+    "rollout": ("data", "tensor", "pipeline", "engines"),
     "reward_model": ("data",),
 }
 INSTEAD = {
@@ -22,10 +23,17 @@ INSTEAD = {
     "replicate": "use shard over all ranks",
     "tensor": "use shard: no rank holds a whole layer for longer than its turn",
     "pipeline": "use shard",
+    "engines": "a replica alone has several",
     "context": "use shorter rows (trainer.row_tokens) and trainer.recompute",
 }
 OPEN_DIMENSION: dict[RoleName, str] = {"actor": "shard", "critic": "shard", "reference": "shard", "rollout": "data", "reward_model": "data"}
+OF_REPLICA = ("tensor", "pipeline", "engines")  # dimensions of one replica, whose GPUs are of one machine
 Cut = Mapping[str, int]  # dimension to its size, all of DIMENSIONS
+
+
+def gpus_of_replica(cut: Cut) -> int:
+    """GPUs of one replica of a role that is cut so."""
+    return prod(cut[name] for name in OF_REPLICA)
 
 
 def cuts_of(cluster: ClusterConfig, roles: Roles) -> dict[RoleName, Cut]:
@@ -54,8 +62,21 @@ def dimension_mistakes(cluster: ClusterConfig, roles: Roles) -> Iterator[str]:
         if count and not missing and prod(cut.values()) != count:
             sizes = " x ".join(f"{dimension} {size}" for dimension, size in cut.items() if size > 1) or "1"
             yield f"roles.{name}.parallelism: {sizes} = {prod(cut.values())}, and gpu_group {role.gpu_group} has {count} GPUs: the product is their number; change one of the two"
+    yield from _on_one_machine(cluster, roles, cuts)
     yield from _trained_together(roles, cuts)
     yield from _machines_of_cpus(cluster, roles, cuts["actor"]["shard"])
+
+
+def _on_one_machine(cluster: ClusterConfig, roles: Roles, cuts: Mapping[RoleName, Cut]) -> Iterator[str]:
+    """A replica's process, or a reward server's, sees the GPUs of one machine."""
+    for name in ("rollout", "reward_model"):
+        role = roles.named().get(name)
+        if role is None or role.gpu_group is None:
+            continue
+        group, count = cluster.gpu_groups[role.gpu_group], num_devices(devices_of(cluster), role)
+        each = gpus_of_replica(cuts[name]) if name == "rollout" else count // cuts[name]["data"]
+        if each * cuts[name]["data"] == count and group.gpus_per_node % each:
+            yield f"roles.{name}.parallelism: one {_who(name)[2:]} has {each} GPUs, and gpu_group {role.gpu_group} has {group.gpus_per_node} on a machine: it would lie on two machines, and each lies on one; use a number that divides {group.gpus_per_node}"
 
 
 def _machines_of_cpus(cluster: ClusterConfig, roles: Roles, shard: int) -> Iterator[str]:

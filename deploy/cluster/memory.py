@@ -90,18 +90,20 @@ def _activations(learner: LearnerConfig, shape: Shape) -> Iterator[Term]:
 
 
 def served(rollout: RolloutConfig, shape: Shape, gpu_gib: float) -> tuple[list[Term], float]:
-    """(terms of one GPU of a replica, tokens that its KV cache has room for). The engine takes gpu_memory_fraction of the GPU: what weights leave is KV cache."""
+    """(terms of one GPU of a replica, tokens that the KV cache of its engine has room for). The engine takes gpu_memory_fraction of the GPU: what weights leave is KV cache."""
     tensor, width = rollout.tensor_parallel, BYTES[rollout.dtype]
-    weights = width * shape.parameters / tensor / GIB
+    parts = tensor * rollout.pipeline_parallel  # of an engine, a GPU each
+    weights = width * shape.parameters / parts / GIB
     taken = rollout.gpu_memory_fraction * gpu_gib
     cache = taken - weights - OVERHEAD_GIB
-    per_token = shape.kv_bytes_per_token(rollout.dtype) / tensor
+    per_token = shape.kv_bytes_per_token(rollout.dtype) / parts
     tokens = max(0.0, cache) * GIB / per_token
     terms = [
-        Term(name="weights", gib=weights, words=f"{width} B x {_b(shape.parameters)} / {tensor}"),
+        Term(name="weights", gib=weights, words=f"{width} B x {_b(shape.parameters)} / {parts}"),
         Term(name="KV cache", gib=cache, words=f"{rollout.gpu_memory_fraction:g} x {gpu_gib:g} - {weights:.1f} - {OVERHEAD_GIB:g}: {tokens:,.0f} tokens of {per_token / 1024:.0f} KiB"),
         Term(name="CUDA and activations", gib=OVERHEAD_GIB, words="by experience"),
-        Term(name="staging of an update", gib=weights, words=f"{width} B x {_b(shape.parameters)} / {tensor}, beside the engine's share"),
+        # A part of the layers stages all of them, and loads its own (docs/rollout.md).
+        Term(name="staging of an update", gib=width * shape.parameters / tensor / GIB, words=f"{width} B x {_b(shape.parameters)} / {tensor}, beside the engine's share"),
     ]
     return terms, tokens
 

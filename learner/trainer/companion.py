@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from learner.trainer.model import Policy, output_head
+from learner.trainer.model import Policy
 from learner.trainer.packing import Row
 
 
@@ -65,8 +64,8 @@ class Companion:
         return {name: parameter.detach() for name, parameter in self._policy.causal_lm.named_parameters()} if follows else {}
 
     def check_same_vocabulary(self, policy: Policy, name: str) -> None:
-        """Raises ValueError unless both models have as many tokens; that they mean the same by them is the user's to know."""
-        sizes = [cast(Tensor, output_head(each.causal_lm).weight).shape[0] for each in (policy, self._policy)]
+        """Raises ValueError unless both models have as many tokens, padding rows aside; that they mean the same by them is the user's to know."""
+        sizes = [each.num_drawable for each in (policy, self._policy)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"{name} has {sizes[1]} tokens, the policy {sizes[0]}: log-probs of tokens can only be compared over one vocabulary; use a model of the same family")
 

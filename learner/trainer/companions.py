@@ -28,9 +28,9 @@ def load_companions(config: LearnerConfig, policy: Policy, model_dir: Path, worl
     made: Companions = {}
     if kl is not None and kl.reference != "behaviour":
         folder = resolve_model(kl.model) if kl.model else model_dir
-        made["reference"] = _load(config, folder, world, Following(every_steps=kl.every_steps, decay=kl.decay), kl.offload)
+        made["reference"] = _load(config, folder, model_dir, world, Following(every_steps=kl.every_steps, decay=kl.decay), kl.offload)
     if teacher is not None:
-        made["teacher"] = _load(config, resolve_model(teacher.model), world, Following(), teacher.offload)
+        made["teacher"] = _load(config, resolve_model(teacher.model), model_dir, world, Following(), teacher.offload)
     for name, companion in made.items():
         companion.check_same_vocabulary(policy, f"the {name} model")
     return made
@@ -55,7 +55,8 @@ def load_critic(config: LearnerConfig, policy: Policy, model_dir: Path, world: W
     return Critic(model, Optimizer(model.named_parameters(), wanted.optimizer, total_updates=config.total_updates), clip=wanted.clip)
 
 
-def _load(config: LearnerConfig, folder: Path, world: World, following: Following, offload: bool) -> Companion:
+def _load(config: LearnerConfig, folder: Path, model_dir: Path, world: World, following: Following, offload: bool) -> Companion:
+    """Over the ids that the policy's engine draws, whatever padding this model's own head has."""
     engine = replace(engine_of(config.trainer, world.device), offload=False)  # a companion is moved whole, between its passes
-    model = load_policy(folder, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature, engine=engine)
+    model = load_policy(folder, mesh=world.mesh, compute_dtype=getattr(torch, config.trainer.compute_dtype), temperature=config.sampling.temperature, engine=engine, tokens_of=model_dir)
     return Companion(model, following=following, device=world.device, offload=offload and world.device.type != "cpu")

@@ -6,12 +6,17 @@ three numbers a token and thrown away. Backward: they are made again, and with t
     d log p(t) / d z = 1[t] - p          d H / d z = -p (log p + H)
 
 Tiles run over the vocabulary first, so the weight's gradient is one product over all tokens, and the hidden states' is summed in float32.
+
+Ids that the engine never draws (padding rows, holes of the vocabulary) have probability 0 here too: rows behind the last id with text are not computed, others are
+masked in their tile. Their gradient is 0.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -20,6 +25,7 @@ from torch.nn import functional
 
 CPU_TILE, CUDA_TILE = 1 << 24, 1 << 28  # logits of one tile; of bfloat16 a CUDA tile is 512 MiB
 BLOCK_TOKENS = 16_384  # tokens of one tile at most
+_ALIGNED = 128  # classes computed are a multiple of so many where the head has the rows: products of odd widths are slow
 _CLASSES = 1024  # tiles hold a multiple of so many classes, except the last
 
 
@@ -32,6 +38,7 @@ class Head:
     float32: bool = False  # logits in float32 out of the compute dtype's inputs, instead of rounded to it
     fused: bool = False  # elementwise parts compiled to one kernel each
     tile: int | None = None  # logits of one tile; None: by device
+    without_text: tuple[int, ...] = ()  # ids that are never drawn, ascending: no part of the distribution (protos/vocabulary.py)
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -41,6 +48,7 @@ class Head:
 def token_logprobs(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, head: Head, with_entropy: bool = False) -> Tensor:
     """log softmax(logits / temperature)[target], [num_targets], at least float32; with_entropy: [2, num_targets], the entropies below.
 
+    The distribution is over all ids but head.without_text; the log-prob of one of those is -inf.
     Args: hidden [num_targets, width]; weight [vocabulary, width] and bias [vocabulary] of the output head; target [num_targets].
     Raises ValueError when hidden and target disagree in number.
     """
@@ -57,15 +65,19 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, head: Head, with_entropy: bool) -> tuple[Tensor, Tensor]:
         reduce = _fused(_reduced) if head.fused else _reduced
+        num_classes = _num_computed(weight.shape[0], head.without_text)
         picked, norms, entropies = None, [], []
-        for classes in _class_blocks(weight.shape[0], hidden, head):
-            parts = [reduce(_logits(hidden[tokens], weight, bias, classes, head), target[tokens] - classes.start, head.temperature, head.softcap, with_entropy) for tokens in _token_blocks(hidden)]
+        for classes in _class_blocks(num_classes, hidden, head):
+            holes = _holes(head.without_text, classes, hidden.device)
+            parts = [reduce(_logits(hidden[tokens], weight, bias, classes, head), target[tokens] - classes.start, head.temperature, head.softcap, holes, with_entropy) for tokens in _token_blocks(hidden)]
             found, norm, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
             picked = found if picked is None else picked + found
             norms.append(norm)
             entropies.append(entropy)
         norm = torch.logsumexp(torch.stack(norms), dim=0)
         assert picked is not None
+        if num_classes < weight.shape[0]:
+            picked = picked.masked_fill(target >= num_classes, -torch.inf)
         whole = torch.zeros_like(norm[:0])
         if with_entropy:
             each = torch.stack(norms)
@@ -81,16 +93,18 @@ class _Scores(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[1], bias is not None and ctx.needs_input_grad[2]
         slope = _fused(_slope) if head.fused else _slope
         d_hidden = torch.zeros_like(hidden, dtype=norm.dtype) if wants_hidden else None
-        d_weight = torch.empty_like(weight) if wants_weight else None
-        d_bias = torch.empty_like(bias) if wants_bias else None
+        num_classes = _num_computed(weight.shape[0], head.without_text)
+        d_weight = _empty_but_for(num_classes, weight) if wants_weight else None
+        d_bias = _empty_but_for(num_classes, bias) if wants_bias else None
         blocks = _token_blocks(hidden)
-        for classes in _class_blocks(weight.shape[0], hidden, head):
+        for classes in _class_blocks(num_classes, hidden, head):
+            holes = _holes(head.without_text, classes, hidden.device)
             of_weight: Tensor | None = None
             of_bias: Tensor | None = None
             for tokens in blocks:
                 logits = _logits(hidden[tokens], weight, bias, classes, head)
                 given = (grads[0][tokens], grads[1][tokens] if with_entropy else None, norm[tokens], entropy[tokens] if with_entropy else None)
-                d_logits = slope(logits, target[tokens] - classes.start, *given, head.temperature, head.softcap, hidden.dtype)
+                d_logits = slope(logits, target[tokens] - classes.start, *given, head.temperature, head.softcap, holes, hidden.dtype)
                 del logits
                 if d_hidden is not None:
                     d_hidden[tokens] += _product(d_logits, weight[classes], norm.dtype)
@@ -110,6 +124,35 @@ class _Scores(torch.autograd.Function):
 def _token_blocks(hidden: Tensor) -> list[slice]:
     """At least one, so that a row without targets takes part in every collective."""
     return [slice(start, min(start + BLOCK_TOKENS, hidden.shape[0])) for start in range(0, max(hidden.shape[0], 1), BLOCK_TOKENS)]
+
+
+def _num_computed(num_rows: int, without_text: tuple[int, ...]) -> int:
+    """Rows of the head up to the last id with text, and on to a multiple of _ALIGNED."""
+    num_padding = 0
+    while num_padding < len(without_text) and without_text[-1 - num_padding] == num_rows - 1 - num_padding:
+        num_padding += 1
+    return min(num_rows, -(-(num_rows - num_padding) // _ALIGNED) * _ALIGNED)
+
+
+def _holes(without_text: tuple[int, ...], classes: slice, device: torch.device) -> Tensor | None:
+    """Which classes of a tile are never drawn, bool [classes]; None: all may be."""
+    inside = without_text[bisect_left(without_text, classes.start) : bisect_left(without_text, classes.stop)]
+    return _marked(inside, classes.start, classes.stop - classes.start, device) if inside else None
+
+
+@lru_cache(maxsize=64)
+def _marked(ids: tuple[int, ...], start: int, num_classes: int, device: torch.device) -> Tensor:
+    """Kept from call to call: made anew it would be a copy to the device for each tile."""
+    marked = torch.zeros(num_classes, dtype=torch.bool)
+    marked[torch.tensor(ids) - start] = True
+    return marked.to(device)
+
+
+def _empty_but_for(num_classes: int, like: Tensor) -> Tensor:
+    """Not initialised up to row num_classes, and 0 behind it."""
+    made = torch.empty_like(like)
+    made[num_classes:] = 0
+    return made
 
 
 def _class_blocks(num_classes: int, hidden: Tensor, head: Head) -> Iterator[slice]:
@@ -144,12 +187,16 @@ def _shaped(logits: Tensor, temperature: float, softcap: float | None) -> Tensor
     return values / temperature
 
 
-def _reduced(logits: Tensor, local: Tensor, temperature: float, softcap: float | None, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _reduced(logits: Tensor, local: Tensor, temperature: float, softcap: float | None, holes: Tensor | None, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Of a tile: the target's logit where it lies inside (else 0), the log of the normaliser, and the entropy of the tile by itself. Each [tokens]."""
     values = _shaped(logits, temperature, softcap)
+    if holes is not None:
+        values = values.masked_fill(holes, -torch.inf)
     inside = (local >= 0) & (local < values.shape[1])
     picked = values.gather(1, local.clamp(0, values.shape[1] - 1)[:, None])[:, 0]
     norm = torch.logsumexp(values, dim=1)
+    if holes is not None:
+        norm = norm.clamp_min(torch.finfo(norm.dtype).min)  # of a tile of nothing but holes: differences to -inf would be NaN
     entropy = norm[:0]
     if with_entropy:
         logprob = values - norm[:, None]
@@ -159,7 +206,8 @@ def _reduced(logits: Tensor, local: Tensor, temperature: float, softcap: float |
 
 
 def _slope(
-    logits: Tensor, local: Tensor, of_logprob: Tensor, of_entropy: Tensor | None, norm: Tensor, entropy: Tensor | None, temperature: float, softcap: float | None, dtype: torch.dtype
+    logits: Tensor, local: Tensor, of_logprob: Tensor, of_entropy: Tensor | None, norm: Tensor, entropy: Tensor | None, temperature: float, softcap: float | None, holes: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Gradient [tokens, classes] of a tile's raw logits, in dtype."""
     values = _shaped(logits, temperature, softcap)
@@ -172,6 +220,8 @@ def _slope(
     slope = slope / temperature
     if softcap is not None:
         slope = slope * (1 - (values * temperature / softcap).square())
+    if holes is not None:
+        slope = slope.masked_fill(holes, 0.0)
     return slope.to(dtype)
 
 

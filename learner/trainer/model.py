@@ -20,6 +20,7 @@ from learner.trainer.loading import build_on_meta, load_weights
 from learner.trainer.logprob import Head, token_logprobs
 from learner.trainer.lora import add_adapters, start_adapters
 from learner.trainer.packing import Row
+from protos.vocabulary import ids_with_text, ids_without_text
 
 # Config fields with which a model changes its logits after the head, and the value that means "does not".
 _HEAD_CHANGES: dict[str, float | None] = {"logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0}
@@ -32,15 +33,18 @@ class Policy(nn.Module):
     `causal_lm` keeps Hugging Face's parameter names; whoever needs names (snapshot, checkpoint) takes them from there.
     """
 
-    def __init__(self, causal_lm: nn.Module, *, temperature: float, engine: Engine = Engine(), tile: int | None = None) -> None:
-        """tile: logits computed at a time; None: by device. Raises ValueError for a model whose logits or attention this forward pass would not reproduce."""
+    def __init__(self, causal_lm: nn.Module, *, temperature: float, engine: Engine = Engine(), tile: int | None = None, without_text: tuple[int, ...] = ()) -> None:
+        """tile: logits computed at a time; None: by device. without_text: ids that engines never draw, ascending.
+
+        Raises ValueError for a model whose logits or attention this forward pass would not reproduce.
+        """
         super().__init__()
         refuse_unknown_forms(causal_lm)
         self.causal_lm = causal_lm
         self.engine = fitted(engine, causal_lm)
         self._windows = windows_of(causal_lm)
         softcap = getattr(causal_lm.config, "final_logit_softcapping", None)
-        self._head = Head(temperature=temperature, softcap=softcap, float32=engine.float32_head, fused=self.engine.compile, tile=tile)
+        self._head = Head(temperature=temperature, softcap=softcap, float32=engine.float32_head, fused=self.engine.compile, tile=tile, without_text=without_text)
 
     @property
     def device(self) -> torch.device:
@@ -62,10 +66,15 @@ class Policy(nn.Module):
         bias = cast("Tensor | None", getattr(head, "bias", None))
         return token_logprobs(hidden[row.query], cast(Tensor, head.weight), bias, row.target, head=self._head, with_entropy=with_entropy)
 
+    @property
+    def num_drawable(self) -> int:
+        """Ids that log-probs are over: rows of the head, less those that are never drawn."""
+        return cast(Tensor, output_head(self.causal_lm).weight).shape[0] - len(self._head.without_text)
+
     @contextmanager
-    def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Log-probs under another temperature while the block runs."""
-        before, self._head = self._head, replace(self._head, temperature=temperature)
+    def as_probed(self) -> Iterator[None]:
+        """While the block runs log-probs are what an engine answers for a prompt's tokens: at temperature 1 and over all rows of the head."""
+        before, self._head = self._head, replace(self._head, temperature=1.0, without_text=())
         try:
             yield
         finally:
@@ -93,19 +102,22 @@ def refuse_unknown_forms(causal_lm: nn.Module) -> None:
 
 def load_policy(
     folder: Path, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype = torch.float32, engine: Engine = Engine(), freeze: Sequence[str] = (),
-    lora: LoraConfig | None = None, seed: int = 0,
+    lora: LoraConfig | None = None, seed: int = 0, tokens_of: Path | None = None,
 ) -> Policy:  # fmt: skip
     """The policy of a Hugging Face folder, sharded over the mesh, each rank reading only its own rows from the files.
 
     A single rank that computes in master_dtype has nothing to shard or cast and keeps plain parameters: sharding over one
     rank copies every weight for each row, a tenth of the time of a 135 M model's row on a CPU. Master weights are kept in master_dtype, computed with in compute_dtype, and gradients are summed (not averaged) over
     ranks in master_dtype. Dropout is off: the model stays in eval mode, which changes nothing else in a decoder.
-    freeze: patterns of parameter names that are not trained. lora: adapters, begun from seed, in place of training the weights. Raises ValueError when folder and architecture do not fit.
+    freeze: patterns of parameter names that are not trained. lora: adapters, begun from seed, in place of training the weights. tokens_of: folder whose tokenizer.json says which ids
+    are drawn (None: folder; without such a file log-probs are over all rows). Raises ValueError when folder and architecture do not fit.
     """
     causal_lm = build_on_meta(folder, master_dtype)
+    known = ids_with_text(tokens_of or folder)
+    without_text = () if known is None else ids_without_text(known, cast(Tensor, output_head(causal_lm).weight).shape[0])
     if lora is not None:
         add_adapters(causal_lm, lora)
-    policy = wrapped(causal_lm, mesh=mesh, compute_dtype=compute_dtype, temperature=temperature, master_dtype=master_dtype, engine=engine, freeze=freeze)
+    policy = wrapped(causal_lm, mesh=mesh, compute_dtype=compute_dtype, temperature=temperature, master_dtype=master_dtype, engine=engine, freeze=freeze, without_text=without_text)
     load_weights(causal_lm, folder, torch.device("cpu" if engine.offload else mesh.device_type), buffers_on=torch.device(mesh.device_type))
     if lora is not None:
         start_adapters(causal_lm, seed=seed)
@@ -113,10 +125,11 @@ def load_policy(
 
 
 def wrapped(
-    causal_lm: nn.Module, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype, engine: Engine, freeze: Sequence[str] = ()
+    causal_lm: nn.Module, *, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float, master_dtype: torch.dtype, engine: Engine, freeze: Sequence[str] = (),
+    without_text: tuple[int, ...] = (),
 ) -> Policy:  # fmt: skip
     """A model on meta as a policy, compiled and sharded, its weights still to come (load_policy)."""
-    policy = Policy(causal_lm, temperature=temperature, engine=engine)
+    policy = Policy(causal_lm, temperature=temperature, engine=engine, without_text=without_text)
     freeze_matching(causal_lm, freeze)
     layers = layers_of(causal_lm)
     prepare_layers(layers, policy.engine)

@@ -24,8 +24,8 @@ class Prober:
         self._row = _row(torch.tensor(self.token_ids, device=device))
 
     def __call__(self) -> Probe:
-        """Collective: one forward pass at temperature 1, which is what engines answer for a prompt's tokens."""
-        with torch.no_grad(), self._policy.at_temperature(1.0):
+        """Collective: one forward pass at temperature 1 over all rows of the head, which is what engines answer for a prompt's tokens."""
+        with torch.no_grad(), self._policy.as_probed():
             values = self._policy(self._row)
         return Probe(token_ids=self.token_ids, logprobs=tuple(values.float().cpu().tolist()), tolerance=self._tolerance)
 

@@ -23,6 +23,8 @@ from rollout_server.environments.desk import Desk
 from rollout_server.environments.hosts import host_of
 from rollout_server.environments.servicer import EnvironmentServicer
 
+logger = logging.getLogger("headrace.environments")
+
 
 def load_config(path: Path) -> EnvironmentServerConfig:
     """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
@@ -57,6 +59,7 @@ async def serve(config: EnvironmentServerConfig, address_file: Path | None) -> N
         await server.ready()
         if address_file is not None:
             address_file.write_text(f"{config.address.rsplit(':', 1)[0]}:{server.port}")
+        logger.info("serving on %s:%d: %s", config.address.rsplit(":", 1)[0], server.port, ", ".join(each.name for each in config.environments))
         await told.wait()
     finally:
         sweeping.cancel()

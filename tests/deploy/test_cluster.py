@@ -46,6 +46,27 @@ def test_roles_say_how_many_there_are_and_who_sees_which_gpu(content: dict[str, 
     assert run.num_gpus() == {"learner": 4, "rollout": 2} and run.machines_of() == {"learner": "here", "ranks": "here", "rollout": "here"}
 
 
+def test_a_replica_is_cut_by_pipeline_and_engines_too(content: dict[str, Any]) -> None:
+    run = parse(with_overrides(content, {"roles.rollout.parallelism": {"pipeline": 2, "engines": 2}}), where="run.yaml")
+    rollout = run.rollout
+    assert (rollout.replicas, rollout.tensor_parallel, rollout.pipeline_parallel, rollout.engines) == (1, 1, 2, 2)
+    assert run.placement.rollout_gpus == ((4, 5, 6, 7),) and run.num_gpus()["rollout"] == 4
+    sample = needs_of(run)["sample"][0]
+    terms = {term.name: term for term in sample.terms}
+    # half of the layers' weights rest on each GPU, all of them are staged there; a GPU's cache holds half of the layers
+    assert terms["weights"].gib == pytest.approx(2 * 4e9 / 2 / GIB) and terms["staging of an update"].gib == pytest.approx(2 * 4e9 / GIB)
+    cache = 0.8 * 80 - 2 * 4e9 / 2 / GIB - 2
+    assert sample.tokens == pytest.approx(cache * GIB / (2 * 36 * 8 * 128 * 2 / 2))
+
+
+def test_placement_lists_the_gpus_of_all_engines(content: dict[str, Any]) -> None:
+    plain = {key: value for key, value in content.items() if key not in ("cluster", "roles")}
+    asked = {"rollout.tensor_parallel": 2, "rollout.pipeline_parallel": 2, "rollout.engines": 2, "placement.rollout_gpus": [[0, 1]]}
+    with pytest.raises(Mistakes, match="rollout.tensor_parallel=2 x pipeline_parallel=2 x engines=2: as many GPUs as their product; list 8"):
+        parse(plain, where="x", overrides=asked)
+    assert parse(plain, where="x", overrides={**asked, "placement.rollout_gpus": [list(range(8))]}).rollout.num_workers == 8
+
+
 def test_what_a_dimension_leaves_open_follows_from_the_gpus(content: dict[str, Any]) -> None:
     run = parse(with_overrides(content, {"roles.actor.parallelism": {}, "roles.rollout.parallelism": {"tensor": 2}}), where="run.yaml")
     assert (run.learner.trainer.ranks, run.rollout.replicas) == (4, 2)
@@ -65,6 +86,10 @@ def test_every_gpu_is_counted_once() -> None:
     assert len(every) == len(set(every)) == 16
 
 
+MACHINES_OF_SIX = {
+    "node_groups": [{"name": "here", "gpus_per_node": 4}, {"name": "there", "count": 2, "gpus_per_node": 6}],
+    "gpu_groups": {"train": {"nodes": "here", "gpus_per_node": 4}, "sample": {"nodes": "there", "gpus_per_node": 6}},
+}
 CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"cluster.gpu_groups.sample.gpus_per_node": 5}, ["cluster.gpu_groups.sample: 5 GPUs on 1 machines of node group here (1 x 8 GPUs), of which train has 4 on each", "counted once"]),
     ({"cluster.gpu_groups.sample.nodes": "there"}, ["cluster.gpu_groups.sample.nodes=there: none of cluster.node_groups ['here']"]),
@@ -76,7 +101,13 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"roles.actor.parallelism": {"pipeline": 4}}, ["roles.actor.parallelism.pipeline=4: the learner does not have"]),
     ({"roles.actor.parallelism": {"context": 4}}, ["roles.actor.parallelism.context=4: the learner does not have"]),
     ({"roles.actor.parallelism": {"replicate": 4}}, ["roles.actor.parallelism.replicate=4: the learner does not have"]),
-    ({"roles.rollout.parallelism": {"pipeline": 4}}, ["roles.rollout.parallelism.pipeline=4: a replica does not have this dimension yet, it has data and tensor"]),
+    ({"roles.actor.parallelism": {"engines": 4}}, ["roles.actor.parallelism.engines=4: the learner does not have this dimension yet, it has shard; a replica alone has several"]),
+    ({"roles.rollout.parallelism": {"context": 4}}, ["roles.rollout.parallelism.context=4: a replica does not have this dimension yet, it has data and tensor and pipeline and engines"]),
+    ({"roles.rollout.parallelism": {"pipeline": 2, "engines": 3}}, ["roles.rollout.parallelism: pipeline 2 x engines 3 = 6, and gpu_group sample has 4 GPUs"]),
+    # 6 GPUs on each of two machines, in fours: the second replica would have two of each
+    ({"cluster": MACHINES_OF_SIX, "roles.rollout.parallelism": {"tensor": 2, "pipeline": 2}}, ["roles.rollout.parallelism: one replica has 4 GPUs, and gpu_group sample has 6 on a machine: it would lie on two machines", "divides 6"]),
+    ({"cluster": MACHINES_OF_SIX, "roles.rollout.parallelism": {"engines": 12}}, ["roles.rollout.parallelism: one replica has 12 GPUs, and gpu_group sample has 6 on a machine"]),
+    ({"rollout.pipeline_parallel": 2}, ["rollout.pipeline_parallel=2 and roles say 1", "remove rollout.pipeline_parallel"]),
     ({"roles.critic": {"gpu_group": "sample"}}, ["roles.critic.gpu_group=sample: the learner does not have a critic on GPUs of its own yet"]),
     ({"cluster.node_groups": [{"name": "here", "gpus_per_node": 8, "role": "trainer"}]}, ["roles.rollout: runs on node group here, whose role is trainer"]),
     ({"roles": None}, ["cluster: cluster and roles go together", "add roles"]),

@@ -35,6 +35,14 @@ def test_sampling_is_bound_by_memory(job: Job) -> None:
     assert sample_s(job, 4) == pytest.approx(1024 * 1024 / (4 * 256 / step_s))
 
 
+def test_engines_and_pipeline_stages_share_the_reading(job: Job) -> None:
+    # Two engines of two stages: 4 x 2 engines with 128 samples each, whose weights and cache are read by two GPUs
+    step_s = (2 * 4.02e9 + 128 * 1024 * 147_456) / (2 * 3.35e12 * 0.6)
+    engines = replace(job, rollout=job.rollout.model_copy(update={"pipeline_parallel": 2, "engines": 2}))
+    assert sample_s(engines, 4) == pytest.approx(1024 * 1024 / (8 * 128 / step_s))
+    assert next((split.ranks, split.replicas) for split in splits(engines, 6)) == (2, 1)  # four GPUs a replica
+
+
 def test_the_best_division_is_the_one_where_both_sides_take_about_as_long(job: Job) -> None:
     best = splits(job, 8)[0]
     assert (best.ranks, best.replicas) == (4, 4)

@@ -127,7 +127,7 @@ async def test_a_second_opener_is_refused_while_the_first_lives_and_not_after_it
     await other.wait()
     started = time.monotonic()
     journal = opener()
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 20  # the other one would have slept for a minute
     assert len(list(journal.read())) == 7
     await journal.close()
 
@@ -204,7 +204,7 @@ async def test_callers_wait_while_too_many_bytes_are_behind(opener: Open) -> Non
     await asyncio.sleep(0)
     assert not waiting.done()
     await pending
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 20)
     await journal.close()
 
 

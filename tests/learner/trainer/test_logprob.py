@@ -95,3 +95,40 @@ def test_a_head_that_changes_in_place_is_read_anew_and_keeps_its_dtype() -> None
     fresh = torch.log_softmax((hidden @ weight.T).float(), dim=1).gather(1, target[:, None])[:, 0]
     assert not torch.equal(before, after) and weight.dtype == torch.bfloat16 and after.dtype == torch.float32
     assert torch.allclose(after, fresh, atol=0.05)
+
+
+WITHOUT_TEXT = (2, 5, *range(300, 420))  # two holes, and padding behind the last id with text; 384 rows are computed, the rest is not
+
+
+@pytest.mark.parametrize("float32", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_ids_that_are_never_drawn_have_no_share_and_no_gradient(softcap: float | None, float32: bool) -> None:
+    # faults.md 56, the learner's half
+    torch.manual_seed(0)
+    hidden, weight, bias = leaves = tuple(torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((13, 5), (420, 5), (420,)))
+    without = torch.tensor(WITHOUT_TEXT)
+    with torch.no_grad():
+        bias[without] = 40.0  # the likeliest by far
+    target = torch.randint(6, 300, (13,))
+    raw = hidden @ weight.T + bias
+    logits = (raw if softcap is None else softcap * torch.tanh(raw / softcap)) / 0.7
+    drawn = [i for i in range(420) if i not in WITHOUT_TEXT]
+    whole = torch.stack([torch.log_softmax(logits[:, drawn], dim=1).gather(1, (target - 2)[:, None])[:, 0], token_entropy(logits[:, drawn])])  # two holes lie before each target
+    factors = torch.stack([torch.arange(13), torch.arange(13).flip(0) - 4])
+    expected = torch.autograd.grad((whole * factors).sum(), leaves)
+    for tile in (1, 52, 10_000):  # one class at a time (tiles of a hole alone), four, all
+        head = Head(temperature=0.7, softcap=softcap, tile=tile, without_text=WITHOUT_TEXT, float32=float32)
+        found = token_logprobs(hidden, weight, bias, target, head=head, with_entropy=True)
+        torch.testing.assert_close(found, whole)
+        gradients = torch.autograd.grad((found * factors).sum(), leaves)
+        for left, right in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(left, right)
+        assert not bool(gradients[1][without].any()) and not bool(gradients[2][without].any())
+        assert token_logprobs(hidden[:3], weight, bias, torch.tensor([5, 310, 419]), head=head).tolist() == [-torch.inf] * 3
+
+
+def test_three_ids_of_which_one_is_never_drawn_by_hand() -> None:
+    # logits 0, 1 and 9 (padding): log softmax of [0, 1] is -1.313262, -.313262
+    weight = torch.tensor([[0.0], [1.0], [9.0]], dtype=torch.bfloat16)
+    found = token_logprobs(torch.ones(2, 1, dtype=torch.bfloat16), weight, None, torch.tensor([0, 1]), head=Head(temperature=1.0, without_text=(2,), float32=True))
+    assert found.tolist() == pytest.approx([-1.313262, -0.313262], abs=1e-6)

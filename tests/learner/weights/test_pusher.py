@@ -159,8 +159,8 @@ def test_close_ends_a_blocked_call_in_time(feed: tuple[Feed, str], snapshot: Sna
     if reachable:
         until(lambda: len(servicer.begins) == 1)
     began = time.monotonic()
-    assert pushing.close(5)
-    assert time.monotonic() - began < 3
+    assert pushing.close(20)
+    assert time.monotonic() - began < 10
 
 
 def test_close_gives_up_a_transfer_that_waits_for_a_receiver(feed: tuple[Feed, str], snapshot: Snapshot) -> None:
@@ -178,8 +178,8 @@ def test_close_gives_up_a_transfer_that_waits_for_a_receiver(feed: tuple[Feed, s
     until(lambda: len(servicer.begins) == 1)
     time.sleep(0.2)
     began = time.monotonic()
-    assert pushing.close(5)
-    assert time.monotonic() - began < 2
+    assert pushing.close(20)
+    assert time.monotonic() - began < 15  # the transfer would wait for a minute
 
 
 def test_the_token_travels_with_every_call(feed: tuple[Feed, str], snapshot: Snapshot) -> None:

@@ -148,7 +148,7 @@ def test_senders_that_never_come_fail_by_the_deadline_of_the_whole(store: dist.T
     began = time.monotonic()
     with pytest.raises(TransferError, match="trainer rank 0, trainer rank 1 did not appear in time"):
         Receiver().receive(spec(store, timeout_s=60.0), manifest(), timeout_s=1.0)
-    assert time.monotonic() - began < 20.0  # and not the minute of a collective
+    assert time.monotonic() - began < 20
 
 
 def test_discard_gives_a_blocked_receive_up_at_once_and_the_next_one_works(store: dist.TCPStore) -> None:
@@ -156,7 +156,7 @@ def test_discard_gives_a_blocked_receive_up_at_once_and_the_next_one_works(store
     landing.begin_receive(spec(store, "dead", 60.0).SerializeToString(), manifest(6).SerializeToString(), 60.0)
     time.sleep(0.2)
     landing.discard()
-    assert landing.state().phase == "empty" and time.monotonic() - began < 20.0
+    assert landing.state().phase == "empty" and time.monotonic() - began < 20
     time.sleep(0.6)  # the abandoned thread ends meanwhile, unheard
     assert landing.state().phase == "empty"
     where = spec(store, "live")

@@ -126,7 +126,7 @@ async def test_a_learner_lost_or_silent_after_the_order_to_prepare_leaves_the_ol
 
     async def work(driver: UpdateDriver) -> None:
         driver.order(pb.AttendResponse(prepare_update=pb.PrepareUpdate(epoch=2, version=2)))
-        assert (await asyncio.wait_for(driver.next_report(), 5)).phase == pb.UPDATE_PHASE_READY and driver.state.phase is Phase.PREPARED
+        assert (await asyncio.wait_for(driver.next_report(), 30)).phase == pb.UPDATE_PHASE_READY and driver.state.phase is Phase.PREPARED
         if fault == "dead":
             driver.detached()
             assert driver.state.phase is Phase.IDLE and unchanged(engine)
@@ -150,7 +150,7 @@ async def test_a_learner_lost_while_a_version_is_held_costs_it_and_a_silent_one_
             driver.welcome(2)
             assert (await attempt(driver, store, 3, manifest(3))).phase == pb.UPDATE_PHASE_LOADED and unchanged(engine, 3)
         else:
-            assert (await asyncio.wait_for(driver.next_report(), 5)).phase == pb.UPDATE_PHASE_LOADED and unchanged(engine, 2)
+            assert (await asyncio.wait_for(driver.next_report(), 30)).phase == pb.UPDATE_PHASE_LOADED and unchanged(engine, 2)
 
     await with_driver(engine, work)
 
