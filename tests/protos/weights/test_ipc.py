@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from protos.weights import backends, ipc
+from protos.weights import backends
 from protos.weights.ipc import IpcGroup
 
 MEMORY: dict[bytes, torch.Tensor] = {}
@@ -64,8 +64,9 @@ def test_a_buffer_that_is_used_again_never_loses_what_was_in_it_before_everybody
 
 def test_a_look_into_the_store_comes_ever_later_and_each_bucket_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each look takes the interpreter from the engine's steps in the same process: half a millisecond at first, four at the most.
-    (group,), slept = groups(1), []
-    monkeypatch.setattr(ipc.time, "sleep", slept.append)
+    (group,) = groups(1)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     for _ in range(2):
         group.broadcast(torch.zeros(8, dtype=torch.uint8), 5.0, threading.Event())  # nobody else: nothing to wait for
         for _ in range(30):

@@ -10,9 +10,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from protos.learner.v1alpha1 import learner_pb2 as pb
+from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights import staging
 from protos.weights.mirror import Mirror
 from rollout_server.weights import driver as driver_module
@@ -101,9 +103,9 @@ async def test_a_fault_of_a_fetch_leaves_the_old_version_is_named_and_the_next_f
     engine, allocated = LandingEngine(), staging._allocated
     calls = {"left": 1 if fault == "memory" else 0}
 
-    def once(*arguments: object) -> object:
+    def once(sizes: list[int], device: torch.device, of: manifest_pb2.Manifest) -> list[torch.Tensor]:
         calls["left"] -= 1
-        return full() if calls["left"] == 0 else allocated(*arguments)  # type: ignore[arg-type]
+        return (full if calls["left"] == 0 else allocated)(sizes, device, of)
 
     monkeypatch.setattr(staging, "_allocated", once)
 
