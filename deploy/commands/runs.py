@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.commands.shared import Backend, Ca, Sets, TokenEnv, TokenFile, say, says_mistakes
+from deploy.commands.shared import Backend, Ca, Sets, TokenEnv, TokenFile, say, says_mistakes, tell
 
 if TYPE_CHECKING:
     from protos.learner.v1alpha1 import learner_pb2
@@ -42,7 +42,7 @@ def launch(
     from deploy.launch import last_words
     from deploy.launch import launch as launch_run
 
-    outcome = launch_run(run, backend=backend.value, with_logs=logs, on_event=lambda text: typer.echo(text, err=True))
+    outcome = launch_run(run, backend=backend.value, with_logs=logs, on_event=tell)
     typer.echo(last_words(run), err=True)
     if outcome.code:
         say(outcome.message)

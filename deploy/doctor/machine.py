@@ -6,14 +6,14 @@ import importlib.metadata
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from deploy.services import free_addresses
 
 RANGES = {"torch": ((2, 11), (2, 14)), "vllm": ((0, 26), (0, 33)), "transformers": ((5, 16), (5, 99))}  # first and last minor release, both included
 # Least driver of each CUDA major release (NVIDIA, CUDA Compatibility, minor version compatibility).
@@ -193,10 +193,13 @@ def probe(folder: Path) -> Disk:
 
 
 def _num_ports() -> int:
-    try:
-        return len(free_addresses(NUM_PORTS))
-    except OSError:
-        return 0
+    with ExitStack() as held:
+        for count in range(NUM_PORTS):
+            try:
+                held.enter_context(socket.socket()).bind(("127.0.0.1", 0))
+            except OSError:
+                return count
+    return NUM_PORTS
 
 
 def _utc(seconds: float) -> str:

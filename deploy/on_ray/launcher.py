@@ -83,6 +83,11 @@ class OnRay(Keeper[Process]):
         """Lets it run."""
         self._held[name].set()
 
+    def forget(self, name: str) -> None:
+        """A process that was stopped for good has no address."""
+        self._where.pop(name, None)
+        self._on_move(self._where)
+
     async def __aexit__(self, *details: Any) -> None:
         await super().__aexit__(*details)
         for group in self._placed.values():
