@@ -28,6 +28,9 @@ class Fleet(Protocol):
     def release(self, name: str) -> None:
         """Makes one run that was held."""
 
+    async def stop(self, name: str) -> None:
+        """Stops one in good order, for good: nobody looks for it any more."""
+
     def where(self, name: str) -> Where:
         """Where a process is found that has answered health checks."""
 
@@ -57,6 +60,11 @@ class LocalFleet:
 
     def release(self, name: str) -> None:
         self._local.start(self._services[name])
+
+    async def stop(self, name: str) -> None:
+        await self._local.stop(name)
+        del self._services[name]
+        self._tell_prometheus()
 
     def services(self, *started: Process) -> list[Service]:
         """Finds addresses for them and writes their configurations under run_dir/resolved/launch."""

@@ -26,6 +26,7 @@ from protos.security import Security
 
 log = logging.getLogger("headrace.deploy.keeper")
 USER_MISTAKE = 2
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that stop a run in good order
 T = TypeVar("T")
 
 
@@ -41,6 +42,10 @@ class Kept(Protocol):
     @property
     def restart(self) -> bool:
         """False: its exit ends the run."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it may end by itself with 0, and is not started again then."""
 
 
 K = TypeVar("K", bound=Kept)
@@ -115,7 +120,9 @@ class Keeper(ABC, Generic[K]):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ready: dict[str, asyncio.Event] = {}
         self._ended: asyncio.Future[Outcome] | None = None
+        self._caught: list[signal.Signals] = []
         self.restarts: dict[str, int] = {}  # of each service since start, all of them
+        self.left: set[str] = set()  # services that ended by themselves with 0
 
     @abstractmethod
     async def _live(self, service: K) -> Life:
@@ -128,18 +135,20 @@ class Keeper(ABC, Generic[K]):
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        self._caught = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        for number in self._caught:
             loop.add_signal_handler(number, self._interrupt, number)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.stop(*reversed(self._tasks))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in self._caught:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def start(self, service: K) -> None:
         """Starts a service and keeps it running."""
-        assert service.name not in self._tasks, service.name
+        assert service.name not in self._tasks or service.name in self.left, service.name
+        self.left.discard(service.name)
         self._ready[service.name] = asyncio.Event()
         self.restarts.setdefault(service.name, 0)
         self._tasks[service.name] = asyncio.create_task(self._keep_or_end(service), name=service.name)
@@ -203,15 +212,16 @@ class Keeper(ABC, Generic[K]):
     async def _keep(self, service: K) -> None:
         in_a_row = 0
         while True:
-            started = time.monotonic()
+            started, logged_bytes = time.monotonic(), service.log.stat().st_size if service.log.exists() else 0
             self._ready[service.name].clear()
             life = await self._live(service)
             if time.monotonic() - started >= self._policy.settled_s:
                 in_a_row = 0
-            if outcome := self._final(service, life, in_a_row):
+            if outcome := self._final(service, life, in_a_row, logged_bytes):
                 self._end(outcome)
                 return
-            if life.code == 0 and not life.again:
+            if life.code == 0 and not life.again and service.leaves:
+                self.left.add(service.name)
                 self._on_event(f"{service.name} left with 0")
                 return
             if not life.is_fault:
@@ -223,16 +233,16 @@ class Keeper(ABC, Generic[K]):
             self._on_event(f"{service.name} died ({life.words}); restart {in_a_row} of {self._policy.max_restarts} in {backoff_s:.1f} s, see {service.log}")
             await asyncio.sleep(backoff_s)
 
-    def _final(self, service: K, life: Life, in_a_row: int) -> Outcome | None:
-        """What the end of a life means for the run; None: it goes on."""
+    def _final(self, service: K, life: Life, in_a_row: int, logged_bytes: int) -> Outcome | None:
+        """What the end of a life means for the run; None: it goes on. logged_bytes: of its log, before that life."""
         if life.again:
             spent = life.is_fault and in_a_row >= self._policy.max_restarts
             return Outcome(code=1, message=f"{service.name}: {life.words}, after {in_a_row} restarts in a row") if spent else None
         if life.code == USER_MISTAKE:
-            return Outcome(code=USER_MISTAKE, message=f"{service.name}: {_last_mistake(service.log)}")
+            return Outcome(code=USER_MISTAKE, message=f"{service.name}: {_mistakes_in(service.log, logged_bytes)}")
         if not service.restart:
             return Outcome(code=0, message="") if life.code == 0 else Outcome(code=1, message=f"{service.name} died ({life.words}), see {service.log}")
-        if life.code != 0 and in_a_row >= self._policy.max_restarts:
+        if (life.code != 0 or not service.leaves) and in_a_row >= self._policy.max_restarts:
             return Outcome(code=1, message=f"{service.name} died ({life.words}) after {in_a_row} restarts in a row, see {service.log}")
         return None
 
@@ -258,7 +268,9 @@ def exit_words(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _last_mistake(file: Path) -> str:
-    """The last line that speaks to the user in a log."""
-    lines = [line for line in file.read_text(errors="replace").splitlines() if line.startswith("headrace: ")]
-    return lines[-1].removeprefix("headrace: ") if lines else f"refused its configuration, see {file}"
+def _mistakes_in(file: Path, start: int) -> str:
+    """What a log says to the user from a byte offset on."""
+    with file.open("rb") as log:
+        log.seek(start)
+        lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(line.removeprefix("headrace: ") for line in lines if line.startswith("headrace: ")) or f"refused its configuration, see {file}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ def fleet_of(backend: Backend) -> Open:
     try:
         from deploy.on_ray.fleet import RayFleet
     except ModuleNotFoundError as error:
-        raise ValueError(f"--backend ray: {error.name} is not installed here: pip install 'headrace[ray]', the same release as the cluster's") from None
+        raise ValueError(f"--backend ray: {error.name} is not installed here: pip install \".[ray]\" in the clone, the same release as the cluster's") from None
     return RayFleet.open
 
 
@@ -49,21 +49,35 @@ def launch(run: RunFile, *, on_event: OnEvent, backend: Backend = "local", with_
 
 
 async def _run(run: RunFile, fleet: Fleet, on_event: OnEvent, with_logs: bool) -> Outcome:
-    async with fleet.keeper() as keeper:
+    async with _logs_told([run.run_dir / "logs", *(process.log.parent for process in fleet.first)] if with_logs else [], on_event) as logs, fleet.keeper() as keeper:
         fleet.start(*fleet.first)
-        beside = [asyncio.create_task(tell_steps(run, on_event)), asyncio.create_task(keep_scaled(run, keeper, fleet.start, on_event))]
-        if with_logs:
-            beside.append(asyncio.create_task(_tell_logs([run.run_dir / "logs", *(process.log.parent for process in fleet.first)], on_event)))
+        beside = [asyncio.create_task(tell_steps(run, on_event)), asyncio.create_task(keep_scaled(run, fleet, on_event))]
         try:
-            return await _outcome(keeper, *beside)
+            return await _outcome(keeper, *logs, *beside)
         finally:
             for task in beside:
                 task.cancel()
 
 
-async def _tell_logs(folders: list[Path], on_event: OnEvent) -> None:
-    async for line in prefixed(folders):
-        on_event(line)
+@asynccontextmanager
+async def _logs_told(folders: list[Path], on_event: OnEvent) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Lines of the logs while the block runs, and what was written until its end: how services stopped, too."""
+    if not folders:
+        yield []
+        return
+    ended = asyncio.Event()
+    lines = prefixed(folders, ended=ended)
+
+    async def tell() -> None:
+        async for line in lines:
+            on_event(line)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield [task]
+    finally:
+        ended.set()
+        await asyncio.wait({task})
 
 
 async def _outcome(keeper: Any, *beside: asyncio.Task[None]) -> Outcome:
@@ -87,6 +101,15 @@ def last_words(run: RunFile) -> str:
 
 
 async def tell_steps(run: RunFile, on_event: OnEvent) -> None:
-    """A line for each step that is added to metrics.jsonl from now on; ends only when cancelled."""
-    async for metrics in follow(run.run_dir / "metrics.jsonl"):
-        on_event(words(metrics, run.learner.steps))
+    """A line for each step and each alarm that is added to metrics.jsonl and alarms.jsonl from now on; ends only when cancelled."""
+
+    async def alarms() -> None:
+        async for alarm in follow(run.run_dir / "alarms.jsonl"):
+            on_event(f"alarm {alarm['alarm']}{'' if alarm['fires'] else ' is over'}: {alarm['words']}")
+
+    watching = asyncio.create_task(alarms())
+    try:
+        async for metrics in follow(run.run_dir / "metrics.jsonl"):
+            on_event(words(metrics, run.learner.steps))
+    finally:
+        watching.cancel()

@@ -49,6 +49,7 @@ class Process:
     arguments: tuple[str, ...] = ()  # of its module, before `--config FILE`
     gpus: tuple[int, ...] = ()  # device numbers on its machine; empty: what its environment shows
     restart: bool = True  # False: its exit ends the run
+    leaves: bool = True  # it may end by itself with 0: a replica at the end of the run, or one that was asked to leave
     security: Security = OPEN  # of health checks
     health: str = ""  # service that health checks ask for
     grace_s: float = 0.0  # from SIGTERM to SIGKILL, where it needs more than the launcher's own
@@ -139,6 +140,7 @@ def _process(run: RunFile, role: Role, index: int) -> Process:
         arguments=("--gateway-only",) if role == "learner" and len(run.ranks_by_machine()) > 1 else (),
         gpus=_gpus(run, role, index),
         restart=role != "learner",
+        leaves=role != "reward",
         security=resolve(run.security),
         health="live" if role == "rollout" else "",  # up, though its learner may not have come yet: a demo asks the base model first
         grace_s=run.learner.checkpoint.leave_s + LEARNER_END_S if role == "learner" else 0.0,

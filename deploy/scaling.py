@@ -6,19 +6,17 @@ where replicas idle as well (a slow reward server, a staleness bound that holds 
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.cluster.config import Scale
-from deploy.keeper import Keeper
-from deploy.processes import Process, name_of, rollout
+from deploy.fleet import Fleet
+from deploy.processes import name_of, rollout
 from deploy.progress import follow
 from deploy.schema import RunFile
-
-Start = Callable[[Process], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +42,8 @@ def change(scale: Scale, loads: Sequence[Load], *, groups_per_step: int, running
 
     Steps count from where as many replicas attend as were started: one that still loads its model has not helped yet.
     """
+    if running < scale.least:
+        return 1
     told = [load for load in loads if load.replicas == running][-scale.steps :]
     if len(told) < scale.steps:
         return 0
@@ -54,30 +54,32 @@ def change(scale: Scale, loads: Sequence[Load], *, groups_per_step: int, running
     return -1 if spare and running > scale.least else 0
 
 
-async def keep_scaled(run: RunFile, keeper: Keeper[Any], start: Start, on_event: Callable[[str], None]) -> None:
-    """Starts and stops replicas as `rollout.scale` says, for ever; returns at once where it says nothing. start: makes a process run."""
-    scale = run.rollout.scale
+async def keep_scaled(run: RunFile, fleet: Fleet, on_event: Callable[[str], None]) -> None:
+    """Starts and stops replicas as `rollout.scale` says, for ever; returns at once where it says nothing.
+
+    One that left by itself (it was asked to) is not missed, as long as `least` are there.
+    """
+    scale, keeper = run.rollout.scale, fleet.keeper()
     if scale is None:
         return
-    running, loads = run.rollout.replicas, deque[Load](maxlen=scale.steps)
+    there, loads = set(range(run.rollout.replicas)), deque[Load](maxlen=scale.steps)
     async for metrics in follow(run.run_dir / "metrics.jsonl"):
-        if "evaluation" in metrics:
+        if "evaluation" in metrics or metrics["step"] >= run.learner.steps:
             continue
+        there -= {index for index in there if name_of("rollout", index) in keeper.left}
         loads.append(Load.of(metrics))
-        step = change(scale, tuple(loads), groups_per_step=run.learner.groups_per_step, running=running)
+        step = change(scale, tuple(loads), groups_per_step=run.learner.groups_per_step, running=len(there))
         if not step:
             continue
+        index = next(index for index in itertools.count() if index not in there) if step > 0 else max(there)
         idle = f"learner idle {loads[-1].learner_idle:.0%}, replicas idle {loads[-1].replicas_idle:.0%}, {loads[-1].waiting_groups} groups waiting in each of {scale.steps} steps or more"
+        why = idle if len(there) >= scale.least else f"{len(there)} are there, rollout.scale.least={scale.least}"
         if step > 0:
-            on_event(f"{name_of('rollout', running)} is started: {idle}")
-            start(rollout(run, running))
+            on_event(f"{name_of('rollout', index)} is started: {why}")
+            fleet.start(rollout(run, index))
+            there.add(index)
         else:
-            on_event(f"{name_of('rollout', running - 1)} is stopped: {idle}")
-            await keeper.stop(name_of("rollout", running - 1))
-        running += step
+            on_event(f"{name_of('rollout', index)} is stopped: {why}")
+            await fleet.stop(name_of("rollout", index))
+            there.remove(index)
         loads.clear()
-
-
-def scaled(run: RunFile, keeper: Keeper[Any], start: Start, on_event: Callable[[str], None]) -> asyncio.Task[None]:
-    """keep_scaled as a task."""
-    return asyncio.create_task(keep_scaled(run, keeper, start, on_event))

@@ -6,11 +6,14 @@ the order of starting does not matter.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,8 @@ from deploy.schema import RunFile
 from protos.security import OPEN, Security
 
 LOOPBACK = "127.0.0.1"
+LOWEST_PORT = 20_000  # below lie well-known ones, and those of Ray's workers
+TRIES = 8  # ports tried for an address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,18 +41,40 @@ class Service:
     metrics_address: str = ""  # host:port of its figures; empty: it tells none
     environment: dict[str, str] = field(default_factory=dict)  # on top of the launcher's own
     restart: bool = True  # False: its exit ends the run
+    leaves: bool = True  # it may end by itself with 0
     security: Security = OPEN  # of health checks
     health: str = ""  # service that health checks ask for
     grace_s: float = 0.0  # from SIGTERM to SIGKILL, where it needs more than the launcher's own
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports nothing held a moment ago, all different."""
+    """Loopback addresses whose ports nothing held a moment ago, all different; where there is room, none that the kernel gives to outgoing connections.
+
+    One of those could be taken while a service that had it starts again.
+    """
+    room = range(LOWEST_PORT, _first_outgoing_port())
+    wanted = iter(random.SystemRandom().sample(room, TRIES * count) if len(room) >= TRIES * count else ())
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
+        sockets = [_bound(held, wanted) for _ in range(count)]
         return [f"{LOOPBACK}:{each.getsockname()[1]}" for each in sockets]
+
+
+def _bound(held: ExitStack, wanted: Iterator[int]) -> socket.socket:
+    """A socket on the next of the wanted ports that is free, else on any."""
+    made = held.enter_context(socket.socket())
+    for port in (*itertools.islice(wanted, TRIES), 0):
+        with contextlib.suppress(OSError):
+            made.bind((LOOPBACK, port))
+            return made
+    raise OSError("no loopback port is free")
+
+
+def _first_outgoing_port() -> int:
+    """Of Linux; 0 where that is not known."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def local_service(run: RunFile, process: Process, own: Where, others: Mapping[str, str]) -> Service:
@@ -62,6 +89,7 @@ def local_service(run: RunFile, process: Process, own: Where, others: Mapping[st
         metrics_address=own.metrics,
         environment={**run.environment(), **environment_of(process.gpus)},
         restart=process.restart,
+        leaves=process.leaves,
         security=process.security,
         health=process.health,
         grace_s=process.grace_s,

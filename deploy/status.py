@@ -68,6 +68,8 @@ def unanswered(service: str, address: str, error: grpc.aio.AioRpcError, security
     """One line: which service did not answer, and what to give when it is a matter of credentials."""
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return f"the {service} on {address} asks for a bearer token, and {'takes another one than was given' if security.token else 'none was given'}; give --token-file or --token-env"
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return f"another service than a {service} answers on {address}; give the {service}'s address"
     trust = "its certificate is none that --ca vouches for" if security.ca else "it speaks TLS (give --ca)"
     return f"no {service} answers on {address} ({error.code().name}): it is over, the address is another, or {trust}"
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import grpc
+
 from protos.arrays import unpack
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.rpc import channel
@@ -28,5 +30,10 @@ async def generate(address: str, prompt: str) -> tuple[str, list[int], list[floa
 
 
 if __name__ == "__main__":
-    for part in asyncio.run(generate(sys.argv[1], sys.argv[2])):
-        print(part)
+    if len(sys.argv) != 3:
+        sys.exit('usage: python examples/generate.py HOST:PORT "a prompt"')
+    try:
+        for part in asyncio.run(generate(sys.argv[1], sys.argv[2])):
+            print(part)
+    except grpc.aio.AioRpcError as error:
+        sys.exit(f"the rollout server at {sys.argv[1]} did not answer ({error.code().name}: {error.details()}); it is started by `headrace serve rollout --model models/smollm2 --address {sys.argv[1]}`")

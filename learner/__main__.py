@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from learner.process import complain, log_to_stderr, read_config
+from learner.process import USER_MISTAKE, complain, log_to_stderr, read_config
 from learner.supervisor import Supervisor, claimed, last_words, prepare
 from learner.trackers import keeping
 from protos import faultpoints, stacks
@@ -29,7 +29,8 @@ def main() -> int:
         with claimed(config.run_dir):
             config, resolved = prepare(config)
             code = asyncio.run(Supervisor(config, resolved, gateway_only=arguments.gateway_only).run())
-            sys.stderr.write(f"{last_words(config)}\n")
+            if code != USER_MISTAKE:  # then its line says what to do
+                sys.stderr.write(f"{last_words(config)}\n")
             return code
     except ValueError as error:
         return complain(str(error))

@@ -14,7 +14,14 @@ PREFIX = "headrace: "
 
 def of_validation(errors: Iterable[Mapping[str, Any]], where: str) -> list[str]:
     """A line for each of pydantic's `ValidationError.errors()`, `where` (a file's name, or "") in front."""
-    return [_line(error, where) for error in errors]
+    found = list(errors)
+    return [_line(error, where) for error in found if not _follows(error, found)]
+
+
+def _follows(error: Mapping[str, Any], among: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a list is too short only because items of it are wrong, which have lines of their own."""
+    place = tuple(error["loc"])
+    return error["type"] == "too_short" and any(len(each["loc"]) > len(place) and tuple(each["loc"])[: len(place)] == place for each in among)
 
 
 def one_line(error: object) -> str:

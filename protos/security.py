@@ -90,7 +90,7 @@ def secret(where: str, variable: str, file: Path | None) -> str:
     else:
         return ""
     if not found or not found.isascii() or not found.isprintable() or " " in found:
-        raise ValueError(f"{where}: the token in {variable or file} must be one word of printable ASCII characters")
+        raise ValueError(f"{where}: the token in {variable or file} must be one word of printable ASCII characters, and {'there is none' if not found else 'is something else'}; write one there")
     return found
 
 

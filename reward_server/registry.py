@@ -40,16 +40,17 @@ class Loaded:
     is_deterministic: bool  # False: it says of itself, `function.is_deterministic = False`, that the same item may score differently
 
 
-def load(use: str, args: dict[str, Any]) -> Loaded:
+def load(use: str, args: dict[str, Any], *, loads_models: bool = True) -> Loaded:
     """A built-in by name, an entry point of an installed package, or "module:function" with the module importable from the current folder.
 
+    loads_models: False: a scorer that holds a model is not proved by loading it; such a function cannot be called.
     Raises ValueError in one line: what is wrong, and what would be right.
     """
     function, check = _user_function(use) if ":" in use else _built_in(use)
     _check_arguments(use, function, args)
     if use in scorers.NAMES:
         args = _of_declared_types(use, function, args)
-    if check is not None:
+    if check is not None and (loads_models or use not in scorers.OWN_PROCESS):
         check(**args)
     call: Callable[..., Any] = partial(function, **args)
     return Loaded(
@@ -103,7 +104,8 @@ def _user_function(use: str) -> tuple[Callable[..., Any], None]:
     try:
         function = reduce(getattr, path.split("."), module)
     except AttributeError:
-        raise ValueError(f"module {module_name!r} ({getattr(module, '__file__', None)}) has no {path!r}") from None
+        here = sorted(name for name, each in vars(module).items() if callable(each) and not name.startswith("_") and getattr(each, "__module__", None) == module_name)
+        raise ValueError(f"module {module_name!r} ({getattr(module, '__file__', None)}) has no {path!r}; it has {', '.join(here[:12]) or 'no function'}") from None
     if not callable(function):
         raise ValueError(f"{use!r} is of type {type(function).__name__}, which cannot be called; name a function")
     return function, None

@@ -101,10 +101,10 @@ def _pool(local: list[ScorerConfig], config: RewardConfig, folder: Path) -> Pool
         memory_bytes=config.memory_bytes,
         load_limit_s=config.load_limit_s,
     )
-    return Pool([_spec(each) for each in local], limits, folder=folder, environment=_environment(config))
+    return Pool([_spec(each) for each in local], limits, folder=folder, environment=environment_of(config))
 
 
-def _environment(config: RewardConfig) -> dict[str, str]:
+def environment_of(config: RewardConfig) -> dict[str, str]:
     """What scorer processes see: nothing that holds credentials, called like one or named as one in the configuration."""
     remotes = [remote for each in config.scorers for remote in (each.http, each.grpc, each.judge) if remote is not None]
     named = (config.security.token_env, config.cache.password_env, *(remote.token_env for remote in remotes))
@@ -114,7 +114,7 @@ def _environment(config: RewardConfig) -> dict[str, str]:
 def _own_pool(scorer: ScorerConfig, config: RewardConfig, folder: Path) -> Pool:
     """One process that holds a model: no memory bound, no spare (it would load the model again), and no call of it is slow."""
     limits = PoolLimits(workers=1, spares=0, max_slow=1, patience_s=math.inf, memory_bytes=0, load_limit_s=_MODEL_LOADS * config.load_limit_s)
-    return Pool([_spec(scorer)], limits, folder=folder, environment=_environment(config))
+    return Pool([_spec(scorer)], limits, folder=folder, environment=environment_of(config))
 
 
 def _spec(scorer: ScorerConfig) -> ScorerSpec:

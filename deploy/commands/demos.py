@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.commands.shared import Backend, RunDir, run_folder, says_mistakes
+from deploy.commands.shared import Backend, RunDir, run_folder, says_mistakes, tell
 
 
 class Control(StrEnum):
@@ -36,7 +36,7 @@ def demo(
     from deploy.demo.demo import Options, run
 
     options = Options(run_dir=run_folder(run_dir, "demo"), control=control.value, baselines=baselines, max_minutes=max_minutes, seed=seed, backend=backend.value)
-    _finish(run(options, on_event=lambda text: typer.echo(text, err=True)))
+    _finish(run(options, on_event=tell))
 
 
 class Preset(StrEnum):
@@ -61,11 +61,11 @@ def smoke(
     if preset is Preset.CALCULATOR:
         from deploy.demo.tool import run as run_tool
 
-        _finish(run_tool(run_folder(run_dir, "calculator"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm))
+        _finish(run_tool(run_folder(run_dir, "calculator"), seed=seed, on_event=tell, algorithm=algorithm))
         return
     from deploy.demo.smoke import run
 
-    _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=lambda text: typer.echo(text, err=True), algorithm=algorithm, backend=backend.value))
+    _finish(run(run_folder(run_dir, "smoke"), seed=seed, on_event=tell, algorithm=algorithm, backend=backend.value))
 
 
 def _finish(result: dict[str, Any]) -> None:

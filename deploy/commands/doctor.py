@@ -25,6 +25,8 @@ def doctor(target: Annotated[Path | None, typer.Argument(metavar="[FILE|RUN_DIR]
         found = list(run_folder.findings(target))
     elif target.is_file():
         found = list(run_file.findings(target))
+        for line in run_file.not_looked_at_of(target):
+            typer.echo(f"not checked: {line}", err=True)
     else:
         raise Mistakes([f"{target}: neither a run file nor a run folder; give one of them, or nothing for this machine"])
     for line in found:

@@ -47,6 +47,8 @@ def reward_try(
     here = {"--config": config, "--scorer": scorer, "--set": sets}
     if server and (given := [name for name, value in here.items() if value]):
         raise Mistakes([f"--server {server} with {given[0]}: that server has scorers of its own; remove one of the two"])
+    if not server and not any(here.values()):
+        raise Mistakes(["nothing says what scores: give --scorer NAME=USE, --config FILE, or --server HOST:PORT of a reward server that runs"])
     if not server and (ca or token_file or token_env):
         raise Mistakes(["--ca, --token-file and --token-env are for --server, and it is not given; add it, or remove them"])
     lines = trying.read(file, prompt_field=prompt_field, completion_field=completion_field)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.commands.shared import Backend, Ca, Sets, TokenEnv, TokenFile, say, says_mistakes
+from deploy.commands.shared import Backend, Ca, Sets, TokenEnv, TokenFile, say, says_mistakes, tell
 
 if TYPE_CHECKING:
     from protos.learner.v1alpha1 import learner_pb2
@@ -42,7 +42,7 @@ def launch(
     from deploy.launch import last_words
     from deploy.launch import launch as launch_run
 
-    outcome = launch_run(run, backend=backend.value, with_logs=logs, on_event=lambda text: typer.echo(text, err=True))
+    outcome = launch_run(run, backend=backend.value, with_logs=logs, on_event=tell)
     typer.echo(last_words(run), err=True)
     if outcome.code:
         say(outcome.message)
@@ -88,21 +88,21 @@ def schema(out: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Fi
 
 @says_mistakes
 def validate(file: Annotated[Path, typer.Argument(help="Run file.")], sets: Sets = []) -> None:  # noqa: B006
-    """Check a run file, its model's folder and its prompts, without starting anything.
+    """Check a run file and what it names: models, files, and code, which is imported in a process of its own. No service is started.
 
     Example: headrace validate deploy/templates/cpu.yaml
     """
-    from deploy.doctor.run_file import model_findings
+    from deploy.doctor.run_file import named_findings, not_looked_at
     from deploy.mistakes import Mistakes
     from deploy.schema import load
     from deploy.serve import parse_sets
 
     run = load(file, overrides=parse_sets(sets))
-    if found := list(model_findings(run)):
-        raise Mistakes([f"{file}: {line}" for line in found])
+    if found := named_findings(run, file):
+        raise Mistakes(found)
     typer.echo(f"{file}: valid; {run.rollout.replicas} rollout, {run.reward.replicas if run.reward else 0} reward, {run.learner.trainer.ranks} trainer ranks")
-    if not Path(run.model).expanduser().is_dir():
-        typer.echo(f"model {run.model} is no folder here: taken for a hub id, which is fetched at the first start and was not looked up", err=True)
+    for line in not_looked_at(run):
+        typer.echo(f"not checked: {line}", err=True)
 
 
 @says_mistakes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -55,6 +56,12 @@ def say(message: str) -> None:
     """A message on stderr, each line with the program's name before it."""
     for line in message.splitlines():
         typer.echo(f"headrace: {line}", err=True)
+
+
+def tell(text: str) -> None:
+    """An event of a run on stderr. Nobody may read it any more (a closed terminal, `| head`), which ends no run."""
+    with contextlib.suppress(OSError):
+        typer.echo(text, err=True)
 
 
 def says_mistakes(command: Command) -> Command:

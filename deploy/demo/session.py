@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.rpc import channel, deadline_s
 
 START_S = 600.0  # for imports and loading on a busy machine
+LOST_S = 300.0  # for a replica or a reward server that was lost while it was asked to be back
+RETRY_S = 2.0
 LAST_PUSH_S = 180.0  # a replica that was lost at the end starts again first
+LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED)
 REWARD, REPLICA = "reward-0", "rollout-0"
 
 
@@ -107,13 +111,13 @@ async def _teach(run: RunFile, lesson: Lesson, fleet: Fleet, on_event: Callable[
         fleet.start(*fleet.first, held=(LEARNER,))
         for name in (REWARD, REPLICA):
             await keeper.ready(name, limit_s=START_S)
-        before = await keeper.until(ask("before", examiner(lesson.max_new_tokens), lesson.questions))
+        before = await keeper.until(ask("before", lambda: examiner(lesson.max_new_tokens), lesson.questions))
         baselines = {}
         for each in lesson.baselines:
-            baselines[each.name] = await keeper.until(ask(f"baseline-{each.name}", examiner(each.max_new_tokens), each.questions))
+            baselines[each.name] = await keeper.until(ask(f"baseline-{each.name}", partial(examiner, each.max_new_tokens), each.questions))
         await _train(keeper, fleet, run, on_event)
         await _until_current(fleet, final_version(run.run_dir), on_event)
-        after = await ask("after", examiner(lesson.max_new_tokens), lesson.questions)
+        after = await ask("after", lambda: examiner(lesson.max_new_tokens), lesson.questions)
     minutes = (time.monotonic() - started) / 60
     return Taught(before=before, after=after, baselines=baselines, minutes=minutes, steps=final_step(run.run_dir))
 
@@ -169,15 +173,27 @@ class _Once:
         self._run_dir = run_dir
         self._on_event = on_event
 
-    async def __call__(self, name: str, examiner: Examiner, questions: tuple[Question, ...]) -> Evaluation:
+    async def __call__(self, name: str, examiner: Callable[[], Examiner], questions: tuple[Question, ...]) -> Evaluation:
+        """examiner: with the addresses of now. Raises grpc.aio.AioRpcError when services that were lost have not come back within LOST_S."""
         file = self._run_dir / "evaluations" / f"{name}.jsonl"
         if file.is_file():
             return Evaluation.of_lines(file.read_text())
         started = time.monotonic()
-        evaluation = await examiner.ask(questions)
+        evaluation = await self._asked(name, examiner, questions)
         write_atomically(file, evaluation.to_lines())
         self._on_event(
             f"{name}: accuracy {evaluation.accuracy:.3f} (standard error {evaluation.standard_error:.3f}) on {len(questions)} held-out tasks "
             f"in {time.monotonic() - started:.0f} s; for instance {[each.text for each in evaluation.answered[:3]]}"
         )
         return evaluation
+
+    async def _asked(self, name: str, examiner: Callable[[], Examiner], questions: tuple[Question, ...]) -> Evaluation:
+        end = time.monotonic() + LOST_S
+        while True:
+            try:
+                return await examiner().ask(questions)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in LOST or time.monotonic() > end:
+                    raise
+                self._on_event(f"{name}: a service was lost while it was asked ({error.code().name}); all questions are asked again")
+                await asyncio.sleep(RETRY_S)

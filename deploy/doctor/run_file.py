@@ -1,4 +1,4 @@
-"""A run file: whether it is valid, its addresses are free or answer, and its model is there."""
+"""A run file: whether it is valid, its addresses are free or answer, and what it names is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.doctor.machine import MIN_FREE_BYTES
+from deploy import uses
+from deploy.doctor import named_files
+from deploy.doctor.machine import MIN_FREE_BYTES, of_disk, probe
+from deploy.lines import lines_of, located
 from deploy.mistakes import Mistakes
 from deploy.schema import RunFile, load
 
@@ -22,13 +25,36 @@ def findings(path: Path) -> Iterator[str]:
         yield from mistakes.lines
         return
     yield from _addresses(run)
-    yield from model_findings(run)
+    yield from named_findings(run, path)
     yield from network_findings(run)
     yield from _disk(run)
 
 
+def named_findings(run: RunFile, path: Path) -> list[str]:
+    """Of models, files and code that the file names; each line begins with the file and the key's place in it."""
+    lines = lines_of(path.read_text())
+    found = [*named_files.findings(run), *uses.mistakes(run)]
+    return [located(f"{path}: {line}", str(path), lines) for line in found]
+
+
+def not_looked_at(run: RunFile) -> list[str]:
+    """What cannot be known before services start, or not on this machine."""
+    return [*named_files.not_looked_at(run), *uses.not_looked_at(run)]
+
+
+def not_looked_at_of(path: Path) -> list[str]:
+    """The same of a file; empty for one that is not valid."""
+    try:
+        return not_looked_at(load(path))
+    except Mistakes:
+        return []
+
+
 def _addresses(run: RunFile) -> Iterator[str]:
-    listening = {"learner.metrics_address": run.learner.metrics_address, "rollout.metrics_address": run.rollout.metrics_address}
+    listening = {
+        "learner.metrics_address": run.learner.metrics_address, "rollout.metrics_address": run.rollout.metrics_address, "rollout.openai.address": run.rollout.openai.address,
+        "reward.metrics_address": run.reward.metrics_address if run.reward else "",
+    }  # fmt: skip
     if "address" in run.learner.model_fields_set:
         listening["learner.address"] = run.learner.address
     for key, address in listening.items():
@@ -37,16 +63,6 @@ def _addresses(run: RunFile) -> Iterator[str]:
     for address in run.rollout.rewards:
         if why := why_no_answer(address):
             yield f"rollout.rewards: {address} does not answer ({why}): start that reward server, or correct the address"
-
-
-def model_findings(run: RunFile) -> Iterator[str]:
-    """Of a model's folder: whether it is whole."""
-    folder = Path(run.model).expanduser()
-    if not folder.is_dir():
-        return  # a hub id: fetched at the first start; a path that is missing is found by validation
-    for name, needed in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
-        if not any(folder.glob(name)):
-            yield f"model={run.model}: the folder has no {name}, hence no {needed}: give a whole Hugging Face folder (save_pretrained writes one)"
 
 
 def network_findings(run: RunFile, system: Path = Path("/sys/class")) -> Iterator[str]:
@@ -65,20 +81,23 @@ def network_findings(run: RunFile, system: Path = Path("/sys/class")) -> Iterato
 
 
 def _disk(run: RunFile) -> Iterator[str]:
-    """Of the disk that the run folder is to lie on, where that exists by now."""
+    """Of the disk that the run folder is to lie on: room, speed, clock."""
     folder = next((each for each in (run.run_dir, *run.run_dir.absolute().parents) if each.is_dir()), None)
-    free = shutil.disk_usage(folder).free if folder is not None else 0
+    if folder is None or named_files.why_not_made(folder):
+        return  # said already
+    free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         yield f"run_dir={run.run_dir}: {free >> 20} MiB are free on its disk, journal and checkpoints need {MIN_FREE_BYTES >> 20} MiB or more: make room, or put run_dir elsewhere"
+    yield from of_disk(probe(folder), f"run_dir={run.run_dir}: its disk")
 
 
 def why_not_free(address: str) -> str:
     """Why nobody could listen there; empty: somebody could."""
     host, port = _parts(address)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port))
     except OSError as error:
         return error.strerror or str(error)
     return ""

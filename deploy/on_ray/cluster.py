@@ -31,6 +31,9 @@ OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes: nothing of ours lie
 START_S = 180.0
 # A raylet of this machine that does not answer for so long is lost; Ray's own setting, for networks, takes half a minute.
 WATCHFUL = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "5", "RAY_health_check_initial_delay_ms": "5000"}
+# Every raylet here counts the memory of the whole machine, and would kill services because of what others take of it; a service is no more to be killed by
+# the kernel than under `local`.
+OWN_MEMORY = {"RAY_memory_monitor_refresh_ms": "0", "RAY_worker_oom_score_adjustment": "0"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +101,7 @@ def _node(node: Node, folder: Path, port: int, head: str) -> Iterator[None]:
         "--object-store-memory", str(OBJECT_STORE_BYTES), "--dashboard-agent-listen-port", str(_free_port(node.ip)), "--disable-usage-stats",
     ]  # fmt: skip
     with (folder / f"{node.ip}.log").open("ab") as output:
-        guardian = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **WATCHFUL}, start_new_session=True)
+        guardian = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **WATCHFUL, **OWN_MEMORY}, start_new_session=True)
     try:
         yield
     finally:

@@ -58,6 +58,10 @@ class RayFleet:
     def release(self, name: str) -> None:
         self._keeper.release(name)
 
+    async def stop(self, name: str) -> None:
+        await self._keeper.stop(name)
+        self._keeper.forget(name)
+
     def where(self, name: str) -> Where:
         return self._keeper.where(name)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -82,6 +82,11 @@ class OnRay(Keeper[Process]):
     def release(self, name: str) -> None:
         """Lets it run."""
         self._held[name].set()
+
+    def forget(self, name: str) -> None:
+        """A process that was stopped for good has no address."""
+        self._where.pop(name, None)
+        self._on_move(self._where)
 
     async def __aexit__(self, *details: Any) -> None:
         await super().__aexit__(*details)
@@ -241,4 +246,6 @@ async def _ask(answer: Any, *, limit_s: float = ANSWER_S) -> Any:
 def _lost(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "its machine did not answer, or no machine had room for it"
+    if isinstance(error, OutOfMemoryError):
+        return "Ray killed it, since the memory of its machine was nearly full: place fewer services there, or start its raylet with another RAY_memory_usage_threshold"
     return f"its actor or its machine was lost: {type(error).__name__}"

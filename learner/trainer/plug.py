@@ -14,6 +14,8 @@ def load_function(name: str, *, key: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(f"{key}={name}: module {module_name} cannot be imported ({error}); start where it lies, or put its folder on PYTHONPATH") from error
+    except Exception as error:  # a module of a user's may raise what it likes
+        raise ValueError(f"{key}={name}: module {module_name} raised at import: {type(error).__name__}: {error}; mend it") from error
     found = getattr(module, attribute, None)
     if not callable(found):
         raise ValueError(f"{key}={name}: {module.__file__} has no function {attribute}; it has {', '.join(sorted(n for n in vars(module) if not n.startswith('_'))[:20])}")

@@ -43,7 +43,7 @@ def _descriptors(stdin: int, stdout: int, claim: int) -> int:
     os.dup2(stdout, 1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.closerange(3, high)
-    os.closerange(high + 1, 4096)
+    os.closerange(high + 1, max(4096, os.sysconf("SC_OPEN_MAX")))  # the line to the server lies as high as its own files went
     sys.stdin, sys.stdout, sys.stderr = open(0, encoding="utf-8", errors="replace", closefd=False), open(1, "w", encoding="utf-8", errors="replace", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115  # the program's for life
     os.setsid()
     return high

@@ -36,11 +36,17 @@ def load(use: str) -> Any:
     """The class or function that `use` names. Raises ValueError in one line."""
     module, _, name = _BUILT_IN.get(use, use).partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
-    except AttributeError:
-        raise ValueError(f"{module} has no {name}") from None
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(error.name + ".")):
+            raise ValueError(f"module {module!r} was not found; start in the folder that holds it, or put that folder on PYTHONPATH") from None
+        raise ValueError(f"module {module!r} imports {error.name!r}, which is not installed") from None
     except BaseException as error:  # a module of a user's may raise what it likes
-        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
+        raise ValueError(f"module {module!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
+    if not hasattr(found, name):
+        here = sorted(each for each, value in vars(found).items() if callable(value) and not each.startswith("_") and getattr(value, "__module__", None) == module)
+        raise ValueError(f"module {module!r} has no {name!r}; it has {', '.join(here[:12]) or 'no class'}")
+    return getattr(found, name)
 
 
 def held() -> list[int]:

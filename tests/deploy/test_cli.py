@@ -101,9 +101,10 @@ def test_validate_looks_at_the_models_folder(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "the folder has no *.safetensors, hence no weights" in result.output and "hence no tokenizer" in result.output
 
 
-def test_a_model_that_is_no_folder_is_said_to_be_taken_for_a_hub_id(tmp_path: Path) -> None:
+def test_a_model_that_is_no_folder_is_said_to_be_taken_for_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     result = CliRunner().invoke(app, ["validate", str(a_run_file(tmp_path, model="someone/model"))])
-    assert result.exit_code == 0 and "model someone/model is no folder here: taken for a hub id" in result.stderr
+    assert result.exit_code == 0 and "model=someone/model is no folder here: taken for a hub id" in result.stderr
 
 
 def test_a_launch_ends_with_how_far_it_came_and_what_is_next(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from protos.rpc import Security, Server
 
 GOOD = Machine(
     python=(3, 11), versions={"torch": "2.13.0+cu130", "vllm": "0.32.0", "transformers": "5.16.1", "torchvision": "0.28.0"}, torch_wanted={"torchvision": "2.13.0"},
-    driver="580.95.05", cuda="13.0", has_nccl=True, shm_free_bytes=8 << 30, disk_free_bytes=100 << 30, disk_bytes_per_s=500e6, open_files=65536, num_ports=16,
+    driver="580.95.05", cuda="13.0", has_nccl=True, shm_free_bytes=8 << 30, disk_free_bytes=100 << 30, disk_bytes_per_s=500e6, disk_ahead_s=0.0, open_files=65536, num_ports=16,
     clock_s=1_800_000_000.0, newest_file_s=1_790_000_000.0,
 )  # fmt: skip
 
@@ -56,6 +56,8 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"shm_free_bytes": 64 << 20}, "/dev/shm has 64 MiB free"),
         ({"disk_free_bytes": 1 << 30}, "the disk has 1024 MiB free"),
         ({"disk_bytes_per_s": 9e6}, "the disk writes and syncs 9 MB/s, under 50"),
+        ({"disk_ahead_s": 90.0}, "the disk stamps files 90 s ahead of this machine's clock"),
+        ({"disk_ahead_s": -90.0}, "the disk stamps files 90 s behind this machine's clock"),
         ({"open_files": 256}, "this process may open 256 files"),
         ({"num_ports": 3}, "3 of 16 loopback ports could be had"),
         ({"clock_s": 1_700_000_000.0}, "the clock says 2023-11-14 22:13:20 UTC"),
@@ -68,11 +70,19 @@ def test_a_fault_of_the_machine_is_one_line(planted: dict[str, Any], line: str) 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
     seen = machine.look(tmp_path)
-    assert seen.python >= (3, 11) and seen.num_ports == 16 and seen.disk_bytes_per_s > 0 and "transformers" in seen.versions
+    assert seen.python >= (3, 11) and seen.num_ports == 16 and seen.disk_bytes_per_s > 0 and abs(seen.disk_ahead_s) < machine.MAX_CLOCK_S and "transformers" in seen.versions
     assert list(tmp_path.iterdir()) == []
 
 
 # --- a run file
+
+A_DISK = machine.Disk(bytes_per_s=500e6, ahead_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def a_good_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else writes to this machine's now."""
+    monkeypatch.setattr(run_file, "probe", lambda folder: A_DISK)
 
 
 def a_file(folder: Path, **changes: Any) -> Path:
@@ -99,11 +109,26 @@ def test_mistakes_of_a_file_are_findings(tmp_path: Path) -> None:
     assert "learner.trainer.served_dtype=float32 differs from rollout.dtype=bfloat16" in found
 
 
-def test_an_address_in_use_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("section", "key"), [("learner", "address"), ("learner", "metrics_address"), ("rollout", "metrics_address"), ("rollout", "openai.address"), ("reward", "metrics_address")])
+def test_an_address_in_use_is_found(tmp_path: Path, section: str, key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        (found,) = run_file.findings(a_file(tmp_path, learner={"address": address}))
-    assert found.startswith(f"learner.address={address}: cannot be listened on (Address already in use)")
+        outer, _, inner = key.partition(".")
+        (found,) = run_file.findings(a_file(tmp_path, **{section: {outer: {inner: address} if inner else address}}))
+    assert found.startswith(f"{section}.{key}={address}: cannot be listened on (Address already in use)")
+
+
+@pytest.mark.parametrize(
+    ("disk", "words"),
+    [
+        (machine.Disk(bytes_per_s=9e6, ahead_s=0.0), "its disk writes and syncs 9 MB/s, under 50"),
+        (machine.Disk(bytes_per_s=500e6, ahead_s=-61.0), "its disk stamps files 61 s behind this machine's clock"),
+    ],
+)
+def test_a_slow_disk_and_a_clock_that_is_apart_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: machine.Disk, words: str) -> None:
+    monkeypatch.setattr(run_file, "probe", lambda folder: disk)
+    (found,) = run_file.findings(a_file(tmp_path))
+    assert found.startswith(f"run_dir={tmp_path / 'run'}: {words}")
 
 
 def test_a_reward_server_that_is_not_there_is_found(tmp_path: Path) -> None:

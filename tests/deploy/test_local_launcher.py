@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import services
 from deploy.keeper import Policy, RunEnded
 from deploy.local import Local
 from deploy.services import Service, free_addresses
@@ -33,7 +34,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def until(question: object, limit_s: float = 10.0) -> None:
+def until(question: object, limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not question():  # type: ignore[operator]
         assert time.monotonic() < end, "waited in vain"
@@ -60,6 +61,50 @@ async def test_a_replica_that_dies_is_restarted_and_counted(tmp_path: Path) -> N
         local.start(script(tmp_path, "rollout-0", body))
         await asyncio.to_thread(until, lambda: lives.exists() and lives.read_text() == "xxx")
         assert local.restarts["rollout-0"] == 2
+
+
+async def test_a_service_that_does_not_leave_by_itself_is_started_again_when_it_ends_with_0(tmp_path: Path) -> None:
+    """A reward server that was ended with SIGTERM: nothing would be scored from then on."""
+    lives = tmp_path / "lives"
+    body = f"open({str(lives)!r}, 'a').write('x')\nimport sys, time\nsys.exit(0) if len(open({str(lives)!r}).read()) < 2 else time.sleep(60)"
+    told: list[str] = []
+    async with Local(QUICK, on_event=told.append) as local:
+        local.start(replace(script(tmp_path, "reward-0", body), leaves=False))
+        await asyncio.to_thread(until, lambda: lives.exists() and lives.read_text() == "xx")
+    assert told[0].startswith("reward-0 died (exit code 0); restart 1 of 2")
+
+
+async def test_a_service_that_left_may_be_started_anew(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    service = script(tmp_path, "rollout-0", f"open({str(lives)!r}, 'a').write('x')")
+    async with Local(QUICK) as local:
+        for count in (1, 2):
+            local.start(service)
+            assert not local.left
+            await asyncio.to_thread(until, lambda: local.left == {"rollout-0"})
+            assert lives.read_text() == "x" * count
+
+
+async def test_a_mistake_of_an_earlier_life_is_not_told_again(tmp_path: Path) -> None:
+    service = script(tmp_path, "rollout-0", "import sys; sys.exit(2)")
+    service.log.parent.mkdir()
+    service.log.write_text("headrace: the mistake of yesterday\n")
+    async with Local(QUICK) as local:
+        local.start(service)
+        outcome = await local.outcome()
+    assert outcome.message == f"rollout-0: refused its configuration, see {service.log}"
+
+
+async def test_a_launcher_under_nohup_goes_on_when_the_terminal_hangs_up(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with Local(QUICK) as local:
+            local.start(script(tmp_path, "learner", "import time; time.sleep(1)", restart=False))
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert (await local.outcome()).code == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_service_beyond_its_restarts_ends_the_run_and_names_its_log(tmp_path: Path) -> None:
@@ -166,6 +211,7 @@ async def test_a_launcher_that_fails_itself_ends_the_run_with_a_word(tmp_path: P
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
+from deploy import services
 from deploy.keeper import Policy
 from deploy.local import Local
 from deploy.services import Service
@@ -205,4 +251,11 @@ def test_control_c_stops_the_services_in_order(tmp_path: Path) -> None:
 
 
 def test_free_addresses_all_differ() -> None:
+    assert len(set(free_addresses(20))) == 20
+
+
+def test_free_addresses_are_none_that_outgoing_connections_get_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_first_outgoing_port", lambda: 32_768)
+    assert all(20_000 <= int(each.rpartition(":")[2]) < 32_768 for each in free_addresses(20))
+    monkeypatch.setattr(services, "_first_outgoing_port", lambda: 1024)
     assert len(set(free_addresses(20))) == 20

@@ -120,3 +120,8 @@ async def test_a_server_that_runs_is_asked_with_credentials_and_a_call_without_t
 def test_what_belongs_to_a_server_and_what_to_scorers_here_is_not_mixed(arguments: list[str], words: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["reward", "try", written(tmp_path, *LINES), *arguments])
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_without_any_scorer_it_says_how_to_name_one(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reward", "try", written(tmp_path, *LINES)])
+    assert result.exit_code == 2 and "nothing says what scores: give --scorer NAME=USE" in result.stderr

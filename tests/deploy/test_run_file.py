@@ -68,6 +68,9 @@ def test_security_is_said_once_for_all_services_and_holds_no_secret(content: dic
 CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.stepz": 5}, ["run.yaml: learner.stepz: unknown key (value 5)"]),
     ({"rollout.security": {"off": ["tls"]}}, ["run.yaml: rollout.security: every service of a run has the same; move it to the top"]),
+    ({"rollout.address": "127.0.0.1:7500"}, ["run.yaml: rollout.address=127.0.0.1:7500: a launched run finds a free address for each of its servers", "remove it (`headrace serve rollout` listens where it is told)"]),
+    ({"reward.address": "127.0.0.1:7500"}, ["run.yaml: reward.address=127.0.0.1:7500: a launched run finds a free address"]),
+    ({"rollout.openai.address": "127.0.0.1:7500", "rollout.replicas": 2}, ["run.yaml: rollout.openai.address=127.0.0.1:7500 with 2 replicas: only one of them could listen there; use port 0"]),
     ({"learner.address": "0.0.0.0:1"}, ["run.yaml: address=0.0.0.0:1 can be reached from other machines, and security gives no tls and no token"]),
     ({"security.token_env": "NOT_SET_ANYWHERE"}, ["run.yaml: security.token_env=NOT_SET_ANYWHERE: this environment variable is not set"]),
     ({"learner.steps": 0}, ["run.yaml: learner.steps: Input should be greater than or equal to 1, got 0"]),

@@ -59,6 +59,15 @@ def test_every_service_has_a_target_of_its_own(tmp_path: Path) -> None:
         assert (run.run_dir / file).is_file()
 
 
+async def test_a_replica_that_was_stopped_for_good_is_no_target_any_more(tmp_path: Path) -> None:
+    """Prometheus would say for ever that it is down."""
+    fleet = LocalFleet(a_run(tmp_path, rollout={"replicas": 2}), lambda _: None)
+    fleet.services(*fleet.first)
+    await fleet.stop("rollout-1")
+    targets = json.loads((tmp_path / "first" / "prometheus" / "targets.json").read_text())
+    assert [each["labels"]["name"] for each in targets] == ["reward-0", "rollout-0", "learner"]
+
+
 def test_rules_and_pace_are_the_runs_own(tmp_path: Path) -> None:
     run = a_run(tmp_path, observability={"scrape_s": 0.5}).model_copy(deep=True)
     learner = run.learner.model_copy(update={"alarms": run.learner.alarms.model_copy(update={"no_step_minutes": 7.0})})

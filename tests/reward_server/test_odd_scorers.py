@@ -32,7 +32,7 @@ def forks_and_waits(fields):
     return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def closes_all(fields):
-    os.closerange(0, 256)
+    os.closerange(0, 1 << 16)  # a process started by one with many open files has its own at high numbers
     return 0.5
 
 def closes_standard(fields):

@@ -64,5 +64,5 @@ async def test_cancelled_calls_of_both_kinds_are_answered_without_being_made(lin
         scorer = _Scorer(inbox, index, use, f"{USE}:{use}", {}, 20.0)
         ours.sendall(batch((1, "0.2"), (2, "15"), (3, "0"), scorer=index) + channel.encode([channel.CANCEL, [2]]))
         _, items = next(received)
-        await asyncio.wait_for(asyncio.to_thread(scorer.answer_all, items), 5)
+        await asyncio.wait_for(asyncio.to_thread(scorer.answer_all, items), 20)
         assert sorted(answered(ours, 3)) == [1, 2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -23,11 +24,12 @@ REASONS = {"hang": "environment_timeout", "raise": "environment_error", "exit": 
 
 
 def marked() -> set[int]:
-    """Living processes of environments."""
+    """Living processes of environments that were started from here."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and f"{MARK}=".encode() in (entry / "environ").read_bytes():
+            environ = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            if f"{MARK}=".encode() in environ and f"STARTED_BY={os.getpid()}".encode() in environ:
                 found.add(int(entry.name))
         except OSError:
             continue
@@ -38,7 +40,8 @@ def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def test_two_hundred_broken_environments_do_not_stop_a_run(tmp_path: Path, tiny_model: Path) -> None:
+def test_two_hundred_broken_environments_do_not_stop_a_run(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STARTED_BY", str(os.getpid()))
     before = marked()
     hows = [how for how, count in PLANTED.items() for _ in range(count)]
     records = [{"prompt": f"go {place}: ", "how": hows[place // 2] if place % 2 and place // 2 < len(hows) else "good"} for place in range(2 * len(hows))]
@@ -55,6 +58,7 @@ def test_two_hundred_broken_environments_do_not_stop_a_run(tmp_path: Path, tiny_
         )  # fmt: skip
         rollout = run.start_rollout("only", environments=[environment], exit_when_finished=False, max_num_seqs=32)
         run.wait_steps(1, limit_s=600)
+        wait_for("an environment to be played", lambda: bool(marked()), limit_s=120)
         early = descriptors(rollout.process.pid)
         assert learner.process.wait(900) == 0, learner.tail()
         found = Counter(record["facts"]["unusable_reason"] for record in journal_records(run.run_dir) if record["type"] == "submitted")

@@ -22,3 +22,12 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"--backend ray: ray is not installed here: pip install 'headrace\[ray\]'"):
         fleet_of("ray")
+
+
+def test_a_service_that_ray_killed_for_memory_is_told_so() -> None:
+    from ray.exceptions import ActorDiedError, OutOfMemoryError
+
+    from deploy.on_ray.launcher import _lost
+
+    assert _lost(OutOfMemoryError("many\nlines")).startswith("Ray killed it, since the memory of its machine was nearly full")
+    assert _lost(ActorDiedError()) == "its actor or its machine was lost: ActorDiedError"

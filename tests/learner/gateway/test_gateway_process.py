@@ -84,4 +84,4 @@ async def test_a_finished_run_tells_the_replicas_and_ends_with_0(tmp_path: Path)
     assert (await actor.order("run_finished")).reason == "loss is not finite"
     await actor.leave()
     assert child.process is not None
-    assert await asyncio.wait_for(child.process.wait(), 5) == 0
+    assert await asyncio.wait_for(child.process.wait(), 30) == 0

@@ -98,7 +98,7 @@ async def test_a_member_that_dies_ends_the_epoch_at_once(tmp_path: Path) -> None
         await b.leave()
         end = asyncio.create_task(trainer.end(settled.epoch, ok=False))
         await received(a, pb.UPDATE_PHASE_FAILED, "connection closed")
-        outcome = await asyncio.wait_for(end, 2)
+        outcome = await asyncio.wait_for(end, 20)
         assert outcome.retry and [o.phase for o in outcome.outcomes] == [pb.UPDATE_PHASE_FAILED, pb.UPDATE_PHASE_UNSPECIFIED]
 
 

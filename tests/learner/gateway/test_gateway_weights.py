@@ -89,7 +89,7 @@ async def test_a_slow_reader_holds_up_nobody_and_keeps_its_bytes_when_they_are_r
             again = Trainer(address, tmp_path / "shm", incarnation=incarnation)
             await again.register()
             await again.close(0, data=b"new %d" % incarnation)
-            assert (await asyncio.wait_for(fetch(quick), 5))[1] == {0: b"new %d" % incarnation}
+            assert (await asyncio.wait_for(fetch(quick), 20))[1] == {0: b"new %d" % incarnation}
         assert not (tmp_path / "shm" / "100-0").exists()
         rest = bytearray()
         while (part := await call.read()) is not grpc.aio.EOF:
@@ -176,7 +176,7 @@ async def test_a_reader_that_takes_nothing_is_let_go_and_its_snapshot_with_it(tm
         await eventually(lambda: bool(gateway._snapshots._reading))
         await eventually(lambda: not gateway._snapshots._reading, limit_s=30)
         with contextlib.suppress(grpc.aio.AioRpcError):  # how it ended comes behind what lay in the sockets
-            while await asyncio.wait_for(call.read(), 10) is not grpc.aio.EOF:
+            while await asyncio.wait_for(call.read(), 60) is not grpc.aio.EOF:
                 pass
         assert await call.code() == grpc.StatusCode.ABORTED and "ask again" in await call.details()
         await actor.leave()

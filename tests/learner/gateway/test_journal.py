@@ -252,13 +252,13 @@ async def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_callers_wait_while_too_many_bytes_are_behind(tmp_path: Path) -> None:
     journal = opened(tmp_path, max_pending_bytes=1000)
-    await asyncio.wait_for(journal.drained(), 1)
+    await asyncio.wait_for(journal.drained(), 20)
     pending = journal.append({"n": 0}, b"x" * 2000)
     waiting = asyncio.create_task(journal.drained())
     await asyncio.sleep(0)
     assert not waiting.done()
     await pending
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 20)
     await journal.close()
 
 
@@ -283,7 +283,7 @@ async def test_whatever_kept_an_entry_from_the_disk_is_told_to_those_who_wait_an
     journal = opened(tmp_path)
     monkeypatch.setattr(journal_module, "head", lambda *_: (_ for _ in ()).throw(MemoryError("no memory for the head")))
     with pytest.raises(JournalFailed, match="MemoryError: no memory for the head"):
-        await asyncio.wait_for(journal.append({"n": 0}), 5)
+        await asyncio.wait_for(journal.append({"n": 0}), 20)
     with pytest.raises(JournalFailed):
         await journal.append({"n": 1})
     await journal.close()

@@ -135,8 +135,8 @@ async def test_a_trickling_endpoint_is_cut_at_the_wall_clock() -> None:
         began_s = time.monotonic()
         outcome = await score(plane, "a")
         took_s = time.monotonic() - began_s
-        assert isinstance(outcome, Unscored) and outcome.reason == "timeout" and 0.55 < took_s < 3.0
-        until_s = time.monotonic() + 5
+        assert isinstance(outcome, Unscored) and outcome.reason == "timeout" and 0.55 < took_s < 20
+        until_s = time.monotonic() + 20
         while not ended:  # the work on the other side stops, too: faults.md 126
             assert time.monotonic() < until_s
             await asyncio.sleep(0.02)

@@ -108,12 +108,12 @@ class Running:
 
 async def report(driver: UpdateDriver) -> tuple[str, int, int]:
     """(phase, epoch, version) of the next report."""
-    got = await asyncio.wait_for(driver.next_report(), 5)
+    got = await asyncio.wait_for(driver.next_report(), 30)
     return pb.UpdatePhase.Name(got.phase).removeprefix("UPDATE_PHASE_"), got.epoch, got.version
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -126,7 +126,7 @@ async def test_a_pushed_version_is_received_then_applied_in_the_recorded_order()
         assert await report(driver) == ("READY", 4, 9)
         driver.order(begin(4, 9))
         assert await report(driver) == ("RECEIVED", 4, 9)
-        last = await asyncio.wait_for(driver.next_report(), 5)
+        last = await asyncio.wait_for(driver.next_report(), 30)
     assert (last.phase, last.pause_s, last.state) == (pb.UPDATE_PHASE_LOADED, 0.25, rollout_pb2.REPLICA_STATE_SERVING)
     assert engine.calls == ["receive", "pause", "apply", "flush", "version", "resume"]  # faults.md 30
     assert driver.state.loaded == 9
@@ -140,7 +140,7 @@ async def test_a_failed_receive_leaves_the_old_version_serving_and_names_the_ten
         driver.order(prepare(4, 9))
         driver.order(begin(4, 9))
         await report(driver)
-        got = await asyncio.wait_for(driver.next_report(), 5)
+        got = await asyncio.wait_for(driver.next_report(), 30)
         await until(lambda: "discard" in engine.calls)
     assert got.phase == pb.UPDATE_PHASE_FAILED and "model.norm.weight differs" in got.detail
     assert got.state == rollout_pb2.REPLICA_STATE_SERVING
@@ -156,7 +156,7 @@ async def test_a_commit_that_broke_makes_the_replica_stale_until_a_fetch_succeed
         driver.order(prepare(4, 9))
         driver.order(begin(4, 9))
         assert [(await report(driver))[0] for _ in range(2)] == ["READY", "RECEIVED"]
-        got = await asyncio.wait_for(driver.next_report(), 5)
+        got = await asyncio.wait_for(driver.next_report(), 30)
         assert got.phase == pb.UPDATE_PHASE_FAILED and got.state == rollout_pb2.REPLICA_STATE_STALE and driver.stale
         engine.commit_error = None
         assert await report(driver) == ("LOADED", 0, 9)
@@ -177,7 +177,7 @@ async def test_a_probe_prompt_is_held_against_the_trainer_s_log_probs_after_the_
         driver.welcome(8)
         driver.order(prepare(4, 9))
         driver.order(order)
-        reports = [await asyncio.wait_for(driver.next_report(), 5) for _ in range(3)]
+        reports = [await asyncio.wait_for(driver.next_report(), 30) for _ in range(3)]
         assert pb.UpdatePhase.Name(reports[-1].phase) == f"UPDATE_PHASE_{phase}"
         assert driver.stale == (phase == "FAILED")
         assert phase == "LOADED" or "differ from the trainer's by 0.25 in the mean, more than 0.1" in reports[-1].detail
@@ -239,7 +239,7 @@ async def test_what_the_engine_refuses_is_not_built_upon() -> None:
     engine.stage_error = RuntimeError("model.norm.weight differs")
     async with Running(engine, source=source, catch_up_s=0.2) as driver:
         driver.welcome(9)
-        got = await asyncio.wait_for(driver.next_report(), 5)
+        got = await asyncio.wait_for(driver.next_report(), 30)
         assert got.phase == pb.UPDATE_PHASE_FAILED and "model.norm.weight differs" in got.detail
         engine.stage_error = None
         assert await report(driver) == ("LOADED", 0, 9)
