@@ -8,20 +8,28 @@ arrival_ms   longest time between two such steps' arrival in this process
 late_ms      longest time from a step's end in the engine to its arrival here
 loop_ms      longest time for which the event loop did nothing else; `where`: what it was doing, innermost frame first
 gc_ms        longest garbage collection of this process; num_gc_full: full ones
+
+`ends` has the time of every step's end, for benchmarks/_phases.py. Where `stacks_wanted` is set, the next long silence of the engine is looked
+into: what every thread of the processes below this one does then (protos/stacks.py) is in `stacks`.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
 import traceback
 from typing import Any
 
+from protos import stacks
+
 _BEAT_S = 0.002
 _LATE_S = 0.04  # a beat this late is looked into
 _FRAMES = 6
+_SILENT_STEPS, _SILENT_S = 4, 0.03  # a silence of so many median steps, and of so long, is looked into
+_STACK_CHARS = 6000  # kept of one process's answer
 
 
 class Stalls:
@@ -31,6 +39,8 @@ class Stalls:
         self._main = threading.get_ident()
         self._beat_at = time.monotonic()
         self._gc_began = 0.0
+        self.stacks_wanted = 0  # so many silences more
+        self.stacks: list[str] = []
         self.reset()
         put = engine.engine_core.outputs_queue.put_nowait
 
@@ -50,6 +60,8 @@ class Stalls:
         self._late_s = self._loop_s = self._gc_s = 0.0
         self._num_full = 0
         self._where = ""
+        self.ends: list[float] = []  # of steps that drew tokens, by the engine's clock, which is this machine's
+        self.stacks, self.stacks_wanted = [], 0
 
     def found(self) -> dict[str, Any]:
         """Of the time since `reset`. Milliseconds; excesses over the median."""
@@ -75,6 +87,7 @@ class Stalls:
             self._steps_s.append(ended - self._last_step)
             self._arrivals_s.append(arrived - self._last_arrival)
         self._last_step, self._last_arrival = ended, arrived
+        self.ends.append(ended)
         self._late_s = max(self._late_s, arrived - ended)
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:
@@ -88,10 +101,24 @@ class Stalls:
         """From another thread: what the loop's thread does while its beat is late."""
         longest_s = 0.0
         while True:
-            time.sleep(_LATE_S / 2)
+            time.sleep(_LATE_S / 8)
+            self._look_at_engine()
             late_s = time.monotonic() - self._beat_at
             longest_s = longest_s if self._where else 0.0
             if late_s > max(_LATE_S, longest_s) and (frame := sys._current_frames().get(self._main)) is not None:
                 longest_s = late_s
                 frames = traceback.extract_stack(frame)[-_FRAMES:][::-1]
                 self._where = f"{1e3 * late_s:.0f} ms: " + " < ".join(f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}" for f in frames)
+
+    def _look_at_engine(self) -> None:
+        """Asks the processes below this one what they do, once the engine has been silent for long."""
+        steps = self._steps_s[-200:]
+        if not self.stacks_wanted or len(steps) < 20:
+            return
+        silent_s = time.monotonic() - self._last_arrival
+        if silent_s < max(_SILENT_S, _SILENT_STEPS * sorted(steps)[len(steps) // 2]):
+            return
+        self.stacks_wanted -= 1
+        below = [pid for pid in stacks.family(os.getpid()) if pid != os.getpid()]
+        said = [f"{process.name}\n{process.text[:_STACK_CHARS]}" for process in stacks.ask(below, limit_s=0.5) if "not asked" not in process.text]
+        self.stacks.append(f"silent for {1e3 * silent_s:.0f} ms\n" + "\n".join(said))

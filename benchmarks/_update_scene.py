@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ class Update:
     write_s: float  # snapshot
     transfer_s: float  # begin to verified, beside generation
     times: CommitTimes
+    spans: tuple[tuple[str, float, float], ...] = ()  # pieces by name, began, ended: of the trainer, of the engine's process, and of the commit; monotonic clock
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,10 +73,10 @@ class Scene:
     trainer: TrainerProcess
     transport: str
 
-    async def stage(self, seed: int) -> tuple[int, int, float, float]:
-        """A new version in staging: (version, bytes, snapshot seconds, transfer seconds)."""
+    async def update(self, seed: int | None) -> Update:
+        """A version in full. seed: weights are moved by it first; None: as they were moved before."""
         loop = asyncio.get_running_loop()
-        written = await self.trainer.ask(f"write {seed}")
+        written = await self.trainer.ask("write" if seed is None else f"write {seed}")
         spec = spec_of(self.transport, written["store_port"], receiver_rank=1)
         began = loop.time()
         sending = asyncio.create_task(self.trainer.ask("send"))
@@ -83,12 +85,25 @@ class Scene:
         took_s = loop.time() - began
         if isinstance(sent, BaseException) or sent["error"] or isinstance(received, BaseException):
             raise RuntimeError(f"the trainer says {sent}, the replica {received!r}")
-        return written["version"], written["num_bytes"], written["write_s"], took_s
+        committing = time.monotonic()
+        times = await self.engine.commit(written["version"])
+        spans = [("commit", committing, time.monotonic()), *named("trainer", [*written["spans"], *sent["spans"]]), *pieces(times, time.monotonic())]
+        for marked in await self.engine._rpc("headrace_marks", timeout_s=60.0):
+            spans += named("engine", marked)
+        return Update(version=written["version"], num_bytes=written["num_bytes"], write_s=written["write_s"], transfer_s=took_s, times=times, spans=tuple(spans))
 
-    async def update(self, seed: int) -> Update:
-        version, num_bytes, write_s, transfer_s = await self.stage(seed)
-        times = await self.engine.commit(version)
-        return Update(version=version, num_bytes=num_bytes, write_s=write_s, transfer_s=transfer_s, times=times)
+
+def named(whose: str, spans: Iterable[Sequence[Any]]) -> list[tuple[str, float, float]]:
+    return [(f"{whose}: {name}", began, ended) for name, began, ended in spans]
+
+
+def pieces(times: CommitTimes, ended: float) -> list[tuple[str, float, float]]:
+    """Those of a pause, which follow one another up to its end."""
+    found = []
+    for name, took_s in reversed(times.pieces_s.items()):
+        found.append((f"pause: {name}", ended - took_s, ended))
+        ended -= took_s
+    return found[::-1]
 
 
 @asynccontextmanager

@@ -1,9 +1,11 @@
 """A trainer rank reduced to its weights, for benchmarks and scripts on a GPU: python -m benchmarks._update_trainer MODEL ROOT DEVICE TRANSPORT
 
 Answers lines on stdin with one JSON line each:
-    write SEED        moves every weight a little, writes the snapshot; {"version", "manifest" (hex), "store_port", "num_bytes", "write_s"}
-    send              sends the last version to one receiver by TRANSPORT; {"sent_bytes", "seconds", "error"}
+    move SEED         moves every weight a little, as an optimizer would; {"moved": true}
+    write [SEED]      moves every weight where a seed is given, writes the snapshot; {"version", "manifest" (hex), "store_port", "num_bytes", "write_s", "spans"}
+    send              sends the last version to one receiver by TRANSPORT; {"sent_bytes", "seconds", "error", "spans"}
     logprobs IDS      log-probs of a prompt (comma-separated ids) under the last version, in the served dtype; {"logprobs"}
+    spans: pieces as (name, began, ended) on this machine's monotonic clock (protos/weights/marks.py)
     copy              one flat copy of a version's bytes on the device, the median of 20; {"copy_s"}
 """
 
@@ -23,8 +25,10 @@ import torch.distributed as dist
 
 from learner.weights.sender import OpenSnapshot, Sender
 from learner.weights.snapshot import Snapshot, SnapshotWriter
+from protos import stacks
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights import marks
 from protos.weights.errors import TransferError
 
 TRANSPORTS = {"gloo": learner_pb2.TRANSPORT_GLOO, "nccl": learner_pb2.TRANSPORT_NCCL, "ipc": learner_pb2.TRANSPORT_IPC}
@@ -51,19 +55,27 @@ class Trainer:
         self._version = 0
         self._snapshot: Snapshot | None = None
 
-    def write(self, seed: str) -> dict[str, Any]:
+    def move(self, seed: str) -> dict[str, Any]:
         generator = torch.Generator(self._device).manual_seed(int(seed))
         with torch.no_grad():
             for parameter in self._model.parameters():
                 noise = torch.randn(parameter.shape, generator=generator, device=self._device, dtype=torch.float32)
                 parameter.add_((0.02 * parameter.float().std().clamp_min(1e-3) * noise).to(parameter.dtype))
+        self._synchronize()
+        return {"moved": True}
+
+    def write(self, seed: str = "") -> dict[str, Any]:
+        if seed:
+            self.move(seed)
         self._version += 1
-        self._snapshot = self._writer.write(self._version)
+        marks.taken()
+        with marks.span("snapshot"):
+            self._snapshot = self._writer.write(self._version)
         manifest = manifest_pb2.Manifest.FromString((self._snapshot.folder / "manifest.bin").read_bytes())
         manifest.version = self._version
         return {
             "version": self._version, "manifest": manifest.SerializeToString().hex(), "store_port": self._store.port, "num_bytes": self._snapshot.total_bytes,
-            "write_s": self._snapshot.seconds,
+            "write_s": self._snapshot.seconds, "spans": marks.taken(),
         }  # fmt: skip
 
     def send(self) -> dict[str, Any]:
@@ -73,7 +85,7 @@ class Trainer:
             self._sender.send([spec_of(self._transport, self._store.port)], self._version, OpenSnapshot(self._snapshot), deadline_s=2 * TIMEOUT_S)
         except TransferError as failure:
             error = str(failure)
-        return {"sent_bytes": self._sender.sent_bytes, "seconds": time.monotonic() - began, "error": error}
+        return {"sent_bytes": self._sender.sent_bytes, "seconds": time.monotonic() - began, "error": error, "spans": marks.taken()}
 
     def logprobs(self, ids: str) -> dict[str, Any]:
         tokens = torch.tensor([[int(token) for token in ids.split(",")]], device=self._device)
@@ -100,6 +112,7 @@ class Trainer:
 
 def main() -> None:
     model, root, device, transport, bucket_mib = sys.argv[1:]
+    stacks.answering()
     on = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     trainer = Trainer(Path(model), Path(root), on, transport, int(bucket_mib) << 20)
     print(json.dumps({"ready": True}), flush=True)

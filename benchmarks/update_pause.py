@@ -2,10 +2,11 @@
 
 A random model of half a gigabyte served by vLLM with 256 requests in flight, 240 of them as an actor draws them (one message at the end) and
 16 as streams; a trainer process on the same GPU sends a version every 5 s by CUDA IPC, beside generation. Windows of 5 s with one
-update and without any take turns. A gap is the time between two messages of one stream; the excess of a window is its longest gap
+update and without any take turns; the trainer's weights are moved (its optimizer's work, which is no part of an update) before a window begins. A gap is the time between two messages of one stream; the excess of a window is its longest gap
 less the median gap. Peer: one flat device copy of the same bytes. Tokens are counted as they leave the engine. After the first and the
 last update a sample's log-probs are held against the trainer's own forward pass. For each window also where its longest gap comes from
-(benchmarks/_stalls.py). Progress goes to stderr, a JSON line a window, and with --partial FILE what was found so far to a file.
+(benchmarks/_stalls.py), and for each update what every piece of it (snapshot, loading, copies, digests, pause) costs the engine's steps
+(benchmarks/_phases.py) and what all threads did in its longest silence. Progress goes to stderr, a JSON line a window, and with --partial FILE what was found so far to a file.
 `--device cpu --transport gloo --hidden 64 --layers 2` goes through the same motions on a CPU; its bars mean nothing.
 """
 
@@ -18,13 +19,14 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _line
+from benchmarks import _line, _phases
 from benchmarks._line import Bar, Pair
 from benchmarks._stalls import Stalls
 from benchmarks._update_scene import Scene, Update, scene
@@ -32,6 +34,8 @@ from deploy.models import tiny
 from rollout_server.engine import SamplingSpec
 
 NUM_REQUESTS, NUM_STREAMS, NEW_TOKENS, PROMPT_TOKENS = 256, 16, 1024, 64
+_STARTED = time.monotonic()
+_SETTLE_S = 0.2  # after the weights were moved, before a window begins
 NOISE = 0.06  # mean absolute difference of bfloat16 log-probs, engine against transformers; other weights differ by more than 0.2
 
 
@@ -85,16 +89,26 @@ class Load:
 async def window(made: Scene, load: Load, stalls: Stalls, seconds: float, seed: int | None) -> dict[str, Any]:
     """One window; with a seed one update, begun at its start."""
     loop = asyncio.get_running_loop()
+    if seed is not None:
+        await made.trainer.ask(f"move {seed}")
+        await asyncio.sleep(_SETTLE_S)
     stalls.reset()
+    stalls.stacks_wanted = 2 if seed is not None else 0
     load.gaps_s, tokens, began = [], load.num_tokens, loop.time()
-    update = await made.update(seed) if seed is not None else None
+    update = await made.update(None) if seed is not None else None
     await asyncio.sleep(max(0.0, seconds - (loop.time() - began)))
     load.check()
     took_s = loop.time() - began
     found = {"rate": (load.num_tokens - tokens) / took_s, "excess_s": max(load.gaps_s) - statistics.median(load.gaps_s), "median_s": statistics.median(load.gaps_s), "stalls": stalls.found()}
-    pieces = {} if update is None else {"pause_s": update.times.pause_s, "transfer_s": update.transfer_s, **update.times.pieces_s}
-    print(json.dumps({**found, **pieces}), file=sys.stderr, flush=True)
-    return {**found, "update": update}
+    pieces: dict[str, Any] = {}
+    if update is not None:
+        first, last = min(began for _, began, _ in update.spans), max(ended for *_, ended in update.spans)
+        pieces = {
+            "pause_s": update.times.pause_s, "transfer_s": update.transfer_s, **update.times.pieces_s, "lost_ms": 1e3 * _phases.lost_s(stalls.ends, first, last),
+            "charges": _phases.charges(stalls.ends, update.spans), "longest": _phases.longest(stalls.ends, update.spans), "stacks": stalls.stacks,
+        }  # fmt: skip
+    print(json.dumps({**found, **{name: value for name, value in pieces.items() if name != "stacks"}}), file=sys.stderr, flush=True)
+    return {**found, "update": update, "pieces": pieces}
 
 
 async def difference(made: Scene) -> float:
@@ -112,11 +126,13 @@ class Found:
     pairs: list[Pair] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
     stalls: list[dict[str, Any]] = field(default_factory=list)  # of each pair: with an update, and without
+    pieces: list[dict[str, Any]] = field(default_factory=list)  # of each window with an update, the ones before the pairs too
     differences: list[float] = field(default_factory=list)  # nat
     num_aborted: int = 0
 
     def add(self, window_with: dict[str, Any], window_without: dict[str, Any]) -> None:
         self.updates.append(window_with["update"])
+        self.pieces.append(window_with["pieces"])
         self.stalls.append({"with": window_with["stalls"], "without": window_without["stalls"]})
         self.pairs.append({
             "excess_ms": 1e3 * window_with["excess_s"], "excess_without_ms": 1e3 * window_without["excess_s"], "engine_excess_ms": window_with["stalls"]["engine_excess_ms"],
@@ -126,6 +142,11 @@ class Found:
 
     def median(self, name: str) -> float:
         return round(statistics.median(pair[name] for pair in self.pairs), 2)
+
+    def charged(self) -> dict[str, float]:
+        updates = [pieces["charges"] for pieces in self.pieces[-len(self.pairs) :]]
+        names = dict.fromkeys(name for charges in updates for name in charges)
+        return {name: round(statistics.median(charges.get(name, {}).get("charged_ms", 0.0) for charges in updates), 2) for name in names}
 
     def bars(self, copy_s: float) -> list[Bar]:
         return [
@@ -143,14 +164,18 @@ class Found:
             "transfer_ms": round(1e3 * statistics.median(u.transfer_s for u in updates), 1), "worst_excess_ms": round(max(pair["excess_ms"] for pair in self.pairs), 2),
             # What an update adds to the longest gap: of the streams, and of the engine's own steps.
             "excess_added_ms": round(self.median("excess_ms") - self.median("excess_without_ms"), 2), "engine_excess_added_ms": round(self.median("engine_excess_ms") - self.median("engine_excess_without_ms"), 2),
-            "engine_excess_ms": self.median("engine_excess_ms"), "stalls": self.stalls,
+            "engine_excess_ms": self.median("engine_excess_ms"),
+            # What steps lost between an update's first piece and its last, and what each piece is charged with: medians over the updates of the pairs.
+            "lost_ms": round(statistics.median(pieces["lost_ms"] for pieces in self.pieces[-len(self.pairs) :]), 1), "charged_ms": self.charged(), "stalls": self.stalls, "updates": self.pieces,
         }  # fmt: skip
 
 
 def keep(path: Path | None, line: dict[str, Any]) -> None:
     """What is known so far, for a run that may be cut off."""
     if path is not None:
-        path.write_text(json.dumps({**line, "partial": True}, indent=1))
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(json.dumps({**line, "partial": True}, indent=1))
+        part.replace(path)
 
 
 async def windows(made: Scene, options: argparse.Namespace) -> tuple[list[Bar], list[Pair], dict[str, Any]]:
@@ -159,10 +184,16 @@ async def windows(made: Scene, options: argparse.Namespace) -> tuple[list[Bar], 
     beat = asyncio.create_task(stalls.loop_beat())
     copy_s = (await made.trainer.ask("copy"))["copy_s"]
     load.start()
-    await window(made, load, stalls, 2.0, 0)  # groups are made, everything has been compiled
-    found.differences.append(await difference(made))
-    await window(made, load, stalls, 2.0, 1)
+    for seed in range(2):  # groups are made, everything has been compiled
+        first = await window(made, load, stalls, 2.0, seed)
+        found.pieces.append({"warm_up": True, **first["pieces"]})
+        keep(options.partial, {"flat_copy_ms": 1e3 * copy_s, "notes": {"updates": found.pieces}})
+        if seed == 0:
+            found.differences.append(await difference(made))
     for turn in range(max(options.pairs, _line.MIN_PAIRS)):
+        if len(found.pairs) >= 1 and time.monotonic() > _STARTED + options.limit_s:
+            print(f"after {len(found.pairs)} pairs no further one is begun (--limit-s)", file=sys.stderr, flush=True)
+            break
         order = [True, False] if turn % 2 else [False, True]
         pair = {with_update: await window(made, load, stalls, options.seconds, 10 + turn if with_update else None) for with_update in order}
         found.add(pair[True], pair[False])
@@ -206,6 +237,7 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--transport", default="ipc")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--eager", action="store_true", help="no compilation: a quicker start")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="no pair begins later than this after the start; a run of fewer than six has not passed")
     parser.add_argument("--partial", type=Path, default=None, help="a file that holds what was found so far")
     return parser
 
@@ -213,7 +245,7 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def main() -> None:
     options = arguments(_line.options(__doc__)).parse_args()
     bars, pairs, notes = asyncio.run(measure(options))
-    _line.report("update_pause", bars=bars, pairs=pairs, packages=("torch",), quiet=options.json, notes=notes)
+    _line.report("update_pause", bars=bars, pairs=pairs, packages=("torch",), quiet=options.json, notes=notes, finished=len(pairs) >= _line.MIN_PAIRS)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def fleet_of(backend: Backend) -> Open:
     try:
         from deploy.on_ray.fleet import RayFleet
     except ModuleNotFoundError as error:
-        raise ValueError(f"--backend ray: {error.name} is not installed here: pip install 'headrace[ray]', the same release as the cluster's") from None
+        raise ValueError(f"--backend ray: {error.name} is not installed here: pip install \".[ray]\" in the clone, the same release as the cluster's") from None
     return RayFleet.open
 
 
@@ -101,6 +101,15 @@ def last_words(run: RunFile) -> str:
 
 
 async def tell_steps(run: RunFile, on_event: OnEvent) -> None:
-    """A line for each step that is added to metrics.jsonl from now on; ends only when cancelled."""
-    async for metrics in follow(run.run_dir / "metrics.jsonl"):
-        on_event(words(metrics, run.learner.steps))
+    """A line for each step and each alarm that is added to metrics.jsonl and alarms.jsonl from now on; ends only when cancelled."""
+
+    async def alarms() -> None:
+        async for alarm in follow(run.run_dir / "alarms.jsonl"):
+            on_event(f"alarm {alarm['alarm']}{'' if alarm['fires'] else ' is over'}: {alarm['words']}")
+
+    watching = asyncio.create_task(alarms())
+    try:
+        async for metrics in follow(run.run_dir / "metrics.jsonl"):
+            on_event(words(metrics, run.learner.steps))
+    finally:
+        watching.cancel()

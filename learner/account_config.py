@@ -76,7 +76,7 @@ class FilterConfig(Section):
     min_usable: int = Field(2, ge=1, description="usable samples below which a group is dropped")
     unscored: Literal["drop_sample", "drop_group", "fallback"] = Field("drop_sample", description="what becomes of a sample whose scorer had no answer; fallback: unscored_value is its reward")
     unscored_value: float | None = Field(None, description="with unscored: fallback only")
-    max_unscored_share: float | None = Field(0.5, ge=0, le=1, description="of the last 512 samples; above, the run stops with a message; None: it never does")
+    max_unscored_share: float | None = Field(0.5, ge=0, le=1, description="of the last 512 samples, without a score or by an environment that failed; above, the run stops with a message; None: it never does")
     zero_signal: bool = Field(False, description="drop groups whose rewards are all equal, and sample others instead")
     max_flat_a_step: Count | None = Field(None, description="groups dropped for zero signal since the last batch, after which `then` happens; None: no such bound")
     then: Literal["train", "fail"] = Field("train", description="train: the batch is filled with groups without signal, counted; fail: the run ends")

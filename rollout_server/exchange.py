@@ -65,7 +65,7 @@ class Exchange:
     def _with_room(self, asked: Asked) -> Asked:
         if len(asked.ids) >= self._room_tokens:
             self.is_cut = True
-            raise OutOfRoom(f"the prompt is {len(asked.ids)} tokens, and {self._room_tokens} must hold them and an answer")
+            raise OutOfRoom(f"the prompt is {len(asked.ids)} tokens, and {self._room_tokens} must hold them and an answer; in a run a sample has its leased prompt and sampling.max_new_tokens in all")
         return asked
 
     async def answer(

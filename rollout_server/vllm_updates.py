@@ -31,7 +31,7 @@ from rollout_server.weights.stopwatch import Stopwatch
 
 Result = TypeVar("Result")
 
-_POLL_S = 0.01
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.05  # each question is answered between two steps of the engine, and costs them a little
 
 
 class VllmUpdates:
@@ -65,7 +65,7 @@ class VllmUpdates:
 
     async def _until_landed(self, timeout_s: float) -> None:
         """Returns once every worker has its part. Raises what the first failed worker says."""
-        end_s = time.monotonic() + timeout_s
+        end_s, poll_s = time.monotonic() + timeout_s, _POLL_S
         while True:
             answers = await self._rpc("headrace_state", timeout_s=60.0)
             if all(phase == "ready" for phase, _ in answers):
@@ -77,7 +77,8 @@ class VllmUpdates:
             if time.monotonic() > end_s:
                 await self.discard()
                 raise TimeoutError(f"the transfer did not end within {timeout_s} s")
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(poll_s)
+            poll_s = min(1.2 * poll_s, _LONGEST_POLL_S)
 
     async def stage_chunks(self, manifest: bytes, chunks: AsyncIterator[tuple[int, int, bytes]]) -> None:
         check_fits(manifest_pb2.Manifest.FromString(manifest), self._expected)

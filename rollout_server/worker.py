@@ -16,11 +16,13 @@ import torch
 
 from protos import faultpoints, stacks
 from protos.lifeline import die_with_multiprocessing_parent
+from protos.weights import marks
 from protos.weights.adapter import MergedStaging
 from protos.weights.errors import TransferError
 from protos.weights.ipc import visible_devices
 from protos.weights.landing import Landing
 from protos.weights.layout import Engine, engine_of, place_of
+from protos.weights.side import Side
 from protos.weights.staging import Keep, VerifiedStaging
 from rollout_server.checkpoint import stored
 from rollout_server.weights.flat import FlatPlan, NotPlain, make_plan
@@ -72,7 +74,7 @@ class WorkerExtension:
         num_workers, worker = _tensor_parallel()
         engine = engine_of(json.loads((Path(folder) / "config.json").read_text()), num_workers=num_workers, worker=worker)
         if not hasattr(self, "_headrace_landed"):  # else its groups, of which the trainer has the other end, would be gone
-            self._headrace_landed = Landing(self.device, worker=_number(), keep=_keep(engine) if num_workers > 1 and engine else None)
+            self._headrace_landed = Landing(self.device, worker=_number(), keep=_keep(engine) if num_workers > 1 and engine else None, prepare=self._headrace_ready)
         self._headrace_flat = None
         self._headrace_folder, self._headrace_shapes = Path(folder), shapes
         try:
@@ -139,20 +141,28 @@ class WorkerExtension:
         """Memory of the last transfer by collectives: staging and buckets."""
         return self._headrace_landing().peak_bytes
 
+    def headrace_marks(self) -> list[tuple[str, float, float]]:
+        """Pieces of the transfers since the last call (protos/weights/marks.py)."""
+        return marks.taken()
+
     def headrace_discard(self) -> None:
         self._headrace_taken = self._headrace_apply_taken = None
         self._headrace_landing().discard()
 
     def headrace_take(self, version: int) -> None:
-        """Holds the verified tensors of exactly this version for headrace_apply, and makes ready what can be outside the pause; the
-        model is not touched."""
-        taken = self._headrace_landing().take(version)
+        """Holds the verified tensors of exactly this version for headrace_apply; the model is not touched. What can be made ready was, on the
+        receiving thread: this call and those of the pause are all that the engine's own thread does for an update."""
+        taken, (flat, apply) = self._headrace_landing().take_prepared(version)
+        if flat is not getattr(self, "_headrace_flat", None):  # another way was chosen meanwhile
+            _, apply = self._headrace_ready(taken, Side(self.device))
+        self._headrace_taken, self._headrace_apply_taken = taken, apply  # the copies look into its memory
+
+    def _headrace_ready(self, taken: VerifiedStaging, side: Side) -> tuple[FlatPlan | None, Callable[[], None]]:
+        """How a version will be applied, and by which plan of copies (None: the loader). On the receiving thread."""
         flat = getattr(self, "_headrace_flat", None)
         if taken.manifest.HasField("adapter"):
-            self._headrace_apply_taken = self._headrace_adapter(taken, flat)
-        else:
-            self._headrace_apply_taken = flat.prepare(taken) if flat is not None else lambda: self._headrace_load(taken.tensors())
-        self._headrace_taken = taken  # the copies look into its memory
+            return flat, self._headrace_adapter(taken, flat, side)
+        return flat, flat.prepare(taken) if flat is not None else lambda: self._headrace_load(taken.tensors())
 
     def headrace_apply(self) -> float:
         """Loads what was taken; the seconds it took. The scheduler must be paused."""
@@ -160,15 +170,17 @@ class WorkerExtension:
         assert apply is not None, "headrace_take comes before headrace_apply"
         began = time.monotonic()
         self._headrace_apply_taken = None
-        apply()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        with marks.span("apply"):
+            apply()
+        with marks.span("apply is done"):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
         self._headrace_taken = None
         return time.monotonic() - began
 
-    def _headrace_adapter(self, taken: VerifiedStaging, flat: FlatPlan | None) -> Callable[[], None]:
+    def _headrace_adapter(self, taken: VerifiedStaging, flat: FlatPlan | None, side: Side) -> Callable[[], None]:
         """Base weights out of the model folder with the adapter added; merged before the pause where they are copied."""
-        whole = MergedStaging(taken, lambda name: stored(self._headrace_folder, name), list(self._headrace_shapes))
+        whole = MergedStaging(taken, lambda name: stored(self._headrace_folder, name), list(self._headrace_shapes), side=None if flat is None else side)
         if flat is None:
             return lambda: self._headrace_load(whole.tensors())
         return flat.prepare_some(whole.changed())
@@ -185,7 +197,7 @@ class WorkerExtension:
 
     def _headrace_landing(self) -> Landing:
         if not hasattr(self, "_headrace_landed"):
-            self._headrace_landed = Landing(self.device)
+            self._headrace_landed = Landing(self.device, prepare=self._headrace_ready)
         return self._headrace_landed
 
 

@@ -12,6 +12,7 @@ from learner.gateway.parts import Part
 
 ZERO_SIGNAL_SPREAD = 1e-6
 UNSCORED = "unscored"
+ENVIRONMENT = "environment_"  # what begins so failed where the sample was played, and so has no reward either
 FLAT_EARLY = "flat_early"
 NAMES_KEPT = 4096  # names and numbers of groups that need not be made again for each sample
 

@@ -18,7 +18,7 @@ from learner.gateway.books import Books
 from learner.gateway.catalog import Shelf
 from learner.gateway.evaluation import parsed
 from learner.gateway.evaluation_desk import EvaluationDesk
-from learner.gateway.groups import UNSCORED
+from learner.gateway.groups import ENVIRONMENT, UNSCORED
 from learner.gateway.trajectories import facts_of, with_fallback
 from protos import faultpoints
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -123,7 +123,7 @@ class Submissions:
             reason = facts.unusable_reason or (f"{fell_back}_fallback" if fell_back else "")
             if reason:
                 self._books.unusable[reason] += 1
-            self._books.unscored.note(reason if reason.startswith(UNSCORED) else "")
+            self._books.unscored.note(reason if reason.startswith((UNSCORED, ENVIRONMENT)) else "")
             if outcome.reason:
                 logger.info("group %s is dropped: %s", group_id, outcome.reason)
             if group is not None and outcome.group != "open" and (missing := group.num_drawn - len(group.samples)):

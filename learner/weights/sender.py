@@ -12,9 +12,11 @@ import torch
 
 from learner.weights.snapshot import Snapshot
 from protos.learner.v1alpha1 import learner_pb2
+from protos.weights import marks
 from protos.weights.group import Pending, TransferGroup
 from protos.weights.membership import bounded, join
-from protos.weights.windows import Windows
+from protos.weights.side import Side
+from protos.weights.staging import some
 
 
 class OpenSnapshot:
@@ -23,7 +25,14 @@ class OpenSnapshot:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.roots = sorted({bucket.root for bucket in snapshot.plan.buckets})  # trainer ranks
-        self._buckets = [bucket for bucket in snapshot.plan.buckets if bucket.root == snapshot.rank]
+        plan = snapshot.plan
+        numbers = [number for number, bucket in enumerate(plan.buckets) if bucket.root == snapshot.rank]
+        self._buckets = [plan.buckets[number] for number in numbers]
+        inside: dict[int, dict[str, None]] = {number: {} for number in numbers}
+        for piece in plan.slices:
+            if piece.bucket in inside:
+                inside[piece.bucket][plan.tensors[piece.tensor].name] = None
+        self.names = [some(list(inside[number])) for number in numbers]  # of each bucket, for messages
         self.sizes = [bucket.num_bytes for bucket in self._buckets]
         self._files = {owner: _mapped(snapshot.folder / f"rank-{owner}.bin") for owner in {bucket.owner for bucket in self._buckets}}
 
@@ -48,6 +57,8 @@ class Sender:
         self._device = device
         self._cancelled = cancelled
         self._groups: dict[str, TransferGroup] = {}
+        self._side = Side(device)
+        self._shared: list[torch.Tensor] = []  # buckets that receivers have opened by CUDA IPC
         self.sent_bytes = 0  # of the last send, also where it failed
         self.peak_bytes = 0  # most bucket bytes held at once in it
 
@@ -70,7 +81,7 @@ class Sender:
         buffers = self._buffers(specs, max(snapshot.sizes))
         pending: tuple[Pending, int] | None = None
         for number, size in enumerate(snapshot.sizes):
-            what = f"its bucket {number} of {len(snapshot.sizes)} ({size} bytes) of version {version}"
+            what = f"its bucket {number} of {len(snapshot.sizes)} ({size} bytes of {snapshot.names[number]}) of version {version}"
             on_host = snapshot.bucket(number)
             on_device = self._load(on_host, buffers, number) if buffers else on_host
             for spec in specs:
@@ -82,14 +93,15 @@ class Sender:
     def _finish(self, pending: tuple[Pending, int] | None) -> None:
         if pending is not None:
             collective, size = pending
-            collective.wait(self._cancelled)
+            with marks.span("send"):
+                collective.wait(self._cancelled)
             self.sent_bytes += size
 
     def close(self) -> None:
         """Closes the groups; returns at once."""
         for group in self._groups.values():
             group.close()
-        self._groups = {}
+        self._groups, self._shared = {}, []
 
     def _connect(self, specs: Sequence[learner_pb2.GroupSpec], roots: Sequence[int], end: float) -> None:
         wanted = {_key(spec): spec for spec in specs}
@@ -101,18 +113,23 @@ class Sender:
                 self._groups[key] = join(spec, roots, root=self._rank, timeout_s=bounded(spec.collective_timeout_s, end), device=device, cancelled=self._cancelled)
 
     def _buffers(self, specs: Sequence[learner_pb2.GroupSpec], largest_bytes: int) -> list[torch.Tensor]:
-        """Two device buckets for NCCL and IPC; none where all goes by gloo, which sends straight from the mapped file."""
+        """Two device buckets for NCCL and IPC; none where all goes by gloo, which sends straight from the mapped file. For IPC they are kept as long
+        as their groups: memory that receivers have opened is never freed (torch keeps it for them), and new memory would have to be opened anew."""
         if all(spec.transport == learner_pb2.TRANSPORT_GLOO for spec in specs):
             self.peak_bytes = largest_bytes
             return []
         self.peak_bytes = 2 * largest_bytes
-        return [torch.empty(largest_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
+        if self._shared and self._shared[0].numel() >= largest_bytes:
+            return self._shared
+        with self._side.open():
+            made = [torch.empty(largest_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
+        self._shared = made if any(spec.transport == learner_pb2.TRANSPORT_IPC for spec in specs) else []
+        return made
 
     def _load(self, data: torch.Tensor, buffers: list[torch.Tensor], number: int) -> torch.Tensor:
         target = buffers[number % 2][: len(data)]
-        stream = torch.cuda.Stream(self._device)  # not behind the training step's kernels
-        with torch.cuda.stream(stream):
-            Windows(self._device).to_device(data, target)
+        with marks.span("load"), self._side.open():  # not behind the training step's kernels
+            self._side.windows.to_device(data, target)
         return target
 
 

@@ -30,6 +30,7 @@ from learner.weights.shards import gather_int64, read_shards
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.adapter import A, B, merged, scalings
 from protos.weights.staging import DTYPES, digest
+from protos.weights.windows import Windows
 
 Lora = Literal["merged", "adapter"]
 
@@ -90,6 +91,7 @@ class SnapshotWriter:
             model, served_dtype="float32" if self._adapter else served_dtype, dtypes={} if self._adapter else dtypes, named=halves if self._adapter else base_parameters(model), group=group,
             world_size=self._world_size,
         )  # fmt: skip
+        self._windows: Windows | None = None
         self._whole_a: dict[str, torch.Tensor] = {}  # of this version, by module
         self.plan = make_plan(self._shards.tensors, self._shards.held, bucket_bytes=bucket_bytes, max_roots=max_roots, hosts=self._shards.hosts)
 
@@ -145,8 +147,8 @@ class SnapshotWriter:
             if run.owner == self._rank:
                 dtype = DTYPES[self.plan.tensors[run.tensor].dtype]
                 target = torch.frombuffer(memory, dtype=dtype, offset=run.file_offset, count=run.num_bytes // dtype.itemsize)
-                # Casts on the source's device, to nearest even; a blocking copy, so nothing is in flight afterwards.
-                target.copy_(self._part(run).reshape(-1).to(dtype))
+                # Casts on the source's device, to nearest even. Nothing is in flight afterwards.
+                self._copy(self._part(run).reshape(-1).to(dtype), target)
                 del target  # the map cannot be closed while it looks into it
         if self._verify == "off":
             return [0] * sum(piece.owner == self._rank for piece in self.plan.slices)
@@ -157,6 +159,21 @@ class SnapshotWriter:
         digests = [digest(data[start : start + count]) for start, count in spans]
         del data
         return digests
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Into the mapped file; from a GPU through pinned windows, at several times the speed of the driver's own copy to pageable memory."""
+        windows = self._windows_of(source.device)
+        if windows is None:
+            target.copy_(source)
+            return
+        to = target.view(torch.uint8).numpy()
+        for offset, window in windows.to_host(source.view(torch.uint8)):
+            to[offset : offset + len(window)] = window
+
+    def _windows_of(self, device: torch.device) -> Windows | None:
+        if device.type == "cuda" and self._windows is None:
+            self._windows = Windows(device)
+        return self._windows
 
     def _part(self, run: Run) -> torch.Tensor:
         """The rank's own part of a tensor, or what of it the rank sends."""

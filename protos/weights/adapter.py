@@ -16,6 +16,7 @@ import torch
 
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
+from protos.weights.side import Side
 from protos.weights.staging import DTYPES, VerifiedStaging, check_names
 
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -52,15 +53,17 @@ def check_adapter(manifest: manifest_pb2.Manifest, expected: Sequence[tuple[str,
 class MergedStaging:
     """A verified adapter upon base weights: the tensors of a whole version, made one at a time.
 
-    base: from a name to the base tensor in the model folder; names: of all of the folder's tensors, in order.
+    base: from a name to the base tensor in the model folder; names: of all of the folder's tensors, in order. side: by which base tensors
+    come to the device; None: by the current stream.
     """
 
-    def __init__(self, staging: VerifiedStaging, base: Callable[[str], torch.Tensor], names: Sequence[str]) -> None:
+    def __init__(self, staging: VerifiedStaging, base: Callable[[str], torch.Tensor], names: Sequence[str], *, side: Side | None = None) -> None:
         self._halves = dict(staging.tensors())
         self._adapter = staging.manifest.adapter
         self._targets = {f"{module}.weight": module for module in targets(staging.manifest)}
         self._base = base
         self._names = names
+        self._side = side
         self.version = staging.version
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -76,7 +79,8 @@ class MergedStaging:
     def _merged(self, name: str) -> torch.Tensor:
         module = self._targets[name]
         a, b = (self._halves[module + half] for half in (A, B))
-        return merged(self._base(name).to(a.device), a, b, self._adapter.scaling[module]).to(DTYPES[self._adapter.served_dtype])
+        base = self._base(name)
+        return merged(base.to(a.device) if self._side is None else self._side.moved(base), a, b, self._adapter.scaling[module]).to(DTYPES[self._adapter.served_dtype])
 
 
 def scalings(values: Mapping[str, float], dtype: str) -> manifest_pb2.Adapter:

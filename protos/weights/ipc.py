@@ -18,7 +18,9 @@ import msgpack
 import torch
 import torch.distributed as dist
 
-_ASK_S = 0.0005  # between two looks into the store
+from protos.weights import marks
+
+_ASK_S, _LONGEST_ASK_S = 0.0005, 0.004  # between two looks into the store: each look takes the interpreter from an engine's step
 
 # What torch's Storage._share_cuda_ gives and Storage._new_shared_cuda takes, by name on the wire; the device is sent as its UUID.
 _FIELDS = ("handle", "size_bytes", "offset_bytes", "ref_counter_handle", "ref_counter_offset", "event_handle", "event_sync_required")
@@ -33,12 +35,14 @@ class IpcGroup:
         self._size = size
         self._device = device
         self._number = 0
-        self._shared: dict[int, bytes] = {}  # root: address of a storage to the message that describes it
+        self._ask_s = _ASK_S
+        self._shared: dict[int, tuple[torch.UntypedStorage, bytes]] = {}  # root: by address a storage, held so that no other comes to lie there, and the message that describes it
         self._opened: dict[bytes, torch.Tensor] = {}  # receiver: message to the memory it describes
 
     def broadcast(self, tensor: torch.Tensor, timeout_s: float, abandoned: threading.Event) -> None:
         """The root's bytes in everybody's tensor. Raises RuntimeError naming who did not answer within timeout_s."""
         self._number += 1
+        self._ask_s = _ASK_S
         end = time.monotonic() + timeout_s
         if self._rank == 0:
             self._send(tensor, end, abandoned)
@@ -79,8 +83,11 @@ class IpcGroup:
         try:
             if size != tensor.numel():
                 raise RuntimeError(f"the root sends {size} bytes where {tensor.numel()} were announced")
-            tensor.copy_(self._open(message)[offset : offset + size])
-            self._synchronize()
+            with marks.span("open memory"):
+                source = self._open(message)[offset : offset + size]
+            with marks.span("copy bucket"):
+                tensor.copy_(source)
+                self._synchronize()
         except RuntimeError as error:
             answer = str(error).splitlines()[0]
             raise
@@ -92,7 +99,8 @@ class IpcGroup:
             raise RuntimeError("abandoned")
         if time.monotonic() > end:
             raise RuntimeError(f"no answer by ranks {ranks}")
-        time.sleep(_ASK_S)
+        time.sleep(self._ask_s)
+        self._ask_s = min(1.25 * self._ask_s, _LONGEST_ASK_S)
 
     def _synchronize(self) -> None:
         """Of this thread's own stream alone: the device also has a training step or an engine's to do."""
@@ -104,8 +112,8 @@ class IpcGroup:
         if storage.data_ptr() not in self._shared:
             device, *values = storage._share_cuda_()
             uuid = str(torch.cuda.get_device_properties(device).uuid)
-            self._shared[storage.data_ptr()] = msgpack.packb([uuid, storage.nbytes(), dict(zip(_FIELDS, values, strict=True))])
-        return self._shared[storage.data_ptr()]
+            self._shared[storage.data_ptr()] = storage, msgpack.packb([uuid, storage.nbytes(), dict(zip(_FIELDS, values, strict=True))])
+        return self._shared[storage.data_ptr()][1]
 
     def _open(self, message: bytes) -> torch.Tensor:
         if message not in self._opened:

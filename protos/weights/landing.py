@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights import marks
 from protos.weights.errors import TransferError
-from protos.weights.receiver import Receiver, own_stream
+from protos.weights.receiver import Receiver
+from protos.weights.side import Side
 from protos.weights.staging import Keep, Staging, VerifiedStaging, check_names, read_buckets
 
 Phase = Literal["empty", "receiving", "ready", "failed"]
@@ -49,22 +51,25 @@ class Landing:
 
     `expected`: (Hugging Face name, shape) of every tensor of the model, where the engine knows them; a manifest with other
     names or shapes is then refused before any byte moves. `worker`, `keep`: of several workers, which this is and what it keeps.
+    `prepare`: makes ready what of a version can be beside generation, on the receiving thread and its side; where it raises, the version has failed.
     """
 
     def __init__(
-        self, device: torch.device | None = None, expected: Sequence[tuple[str, Sequence[int]]] | None = None, *, worker: int = 0, keep: Keep | None = None
-    ) -> None:
+        self, device: torch.device | None = None, expected: Sequence[tuple[str, Sequence[int]]] | None = None, *, worker: int = 0, keep: Keep | None = None,
+        prepare: Callable[[VerifiedStaging, Side], Any] = lambda verified, side: None,
+    ) -> None:  # fmt: skip
         self._device = device or torch.device("cpu")
         self._expected = expected
         self._worker = worker
         self._keep = keep
+        self._prepare = prepare
         self._lock = threading.Lock()
         self._receiver = self._new_receiver()
         self._cancelled = threading.Event()
         self._started = 0.0
         self._state = _EMPTY
         self._chunks: Staging | None = None
-        self._verified: VerifiedStaging | None = None
+        self._verified: tuple[VerifiedStaging, Any] | None = None  # and what `prepare` made of it
 
     def begin_receive(self, group: bytes, manifest: bytes, timeout_s: float) -> None:
         """Starts receiving by collectives. `group`, `manifest`: serialized GroupSpec and Manifest. Raises TransferError for a
@@ -80,7 +85,7 @@ class Landing:
     def begin_folder(self, folder: str, manifest: bytes) -> None:
         """Starts reading a folder's bucket files (protos/weights/mirror.py); poll state() as after begin_receive."""
         parsed = self._open(manifest)
-        threading.Thread(target=self._read, args=(self._cancelled, Path(folder), parsed), name="weights-read", daemon=True).start()
+        threading.Thread(target=self._read, args=(self._receiver, self._cancelled, Path(folder), parsed), name="weights-read", daemon=True).start()
 
     def write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         """Raises TransferError when the chunk does not lie inside the manifest's bucket."""
@@ -94,8 +99,8 @@ class Landing:
         if staging is None:
             raise TransferError("finish_chunks without begin_chunks")
         try:
-            verified = staging.verify()
-        except TransferError as error:
+            verified = self._prepared(self._receiver, staging.verify())
+        except Exception as error:  # told by state() as well
             self._end(self._cancelled, "failed", str(error), None)
             raise
         self._end(self._cancelled, "ready", "", verified)
@@ -110,9 +115,13 @@ class Landing:
 
     def take(self, version: int) -> VerifiedStaging:
         """Hands over the verified tensors of exactly this version. Raises TransferError otherwise."""
+        return self.take_prepared(version)[0]
+
+    def take_prepared(self, version: int) -> tuple[VerifiedStaging, Any]:
+        """`take`, with what `prepare` made of it."""
         with self._lock:
             state, verified = self._state, self._verified
-            if verified is None or verified.version != version:
+            if verified is None or verified[0].version != version:
                 raise TransferError(f"version {version} is not ready to commit: {state.phase} version {state.version} {state.detail}".rstrip())
             self._state, self._verified = _EMPTY, None
             return verified
@@ -159,26 +168,30 @@ class Landing:
         timeout_s: float,
     ) -> None:
         """The receiving thread."""
-        self._run(cancelled, lambda: receiver.receive(spec, manifest, timeout_s=timeout_s, cancelled=cancelled))
+        self._run(receiver, cancelled, lambda: receiver.receive(spec, manifest, timeout_s=timeout_s, cancelled=cancelled))
 
-    def _read(self, cancelled: threading.Event, folder: Path, manifest: manifest_pb2.Manifest) -> None:
+    def _read(self, receiver: Receiver, cancelled: threading.Event, folder: Path, manifest: manifest_pb2.Manifest) -> None:
         """The reading thread."""
 
         def read() -> VerifiedStaging:
-            with own_stream(self._device):
-                return read_buckets(folder, manifest, self._device, keep=self._keep, cancelled=cancelled)
+            with receiver.side.open():
+                return read_buckets(folder, manifest, self._device, keep=self._keep, cancelled=cancelled, side=receiver.side)
 
-        self._run(cancelled, read)
+        self._run(receiver, cancelled, read)
 
-    def _run(self, cancelled: threading.Event, work: Callable[[], VerifiedStaging]) -> None:
+    def _prepared(self, receiver: Receiver, verified: VerifiedStaging) -> tuple[VerifiedStaging, Any]:
+        with marks.span("prepare"), receiver.side.open():
+            return verified, self._prepare(verified, receiver.side)
+
+    def _run(self, receiver: Receiver, cancelled: threading.Event, work: Callable[[], VerifiedStaging]) -> None:
         try:
-            verified = work()
+            prepared = self._prepared(receiver, work())
         except Exception as error:  # supervised edge: state() reports it, the driver logs and counts it
             self._end(cancelled, "failed", f"{error}" if isinstance(error, TransferError) else f"{type(error).__name__}: {error}", None)
         else:
-            self._end(cancelled, "ready", "", verified)
+            self._end(cancelled, "ready", "", prepared)
 
-    def _end(self, cancelled: threading.Event, phase: Phase, detail: str, verified: VerifiedStaging | None) -> None:
+    def _end(self, cancelled: threading.Event, phase: Phase, detail: str, verified: tuple[VerifiedStaging, Any] | None) -> None:
         with self._lock:
             if cancelled is not self._cancelled:
                 return  # discarded meanwhile

@@ -25,6 +25,7 @@ from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights import delta
 from protos.weights.errors import TransferError
 from protos.weights.history import History, Step
+from protos.weights.staging import names_in
 
 FILE, _LOCK = "rank-0.bin", "lock"
 PREFIX = "headrace-mirror-"
@@ -102,9 +103,16 @@ class Mirror:
 
     def close(self) -> None:
         """Ends a full copy. Raises TransferError where bytes are missing."""
-        lacking = [index for index, bucket in enumerate(self._manifest.buckets) if self._filled[index] != bucket.num_bytes]
-        if lacking:
-            raise TransferError(f"version {self._manifest.version} ended early: {len(lacking)} of {len(self._filled)} buckets are not whole, the first is {lacking[0]}; the old weights stay")
+        if lacking := self.lacking():
+            raise TransferError(f"version {self._manifest.version} ended early: {lacking}; the old weights stay")
+
+    def lacking(self) -> str:
+        """Which buckets of a full copy, with which tensors, are not whole; "" where all are."""
+        buckets = [index for index, bucket in enumerate(self._manifest.buckets) if self._filled[index] != bucket.num_bytes]
+        if not buckets:
+            return ""
+        names = names_in(self._manifest, (index for index, piece in enumerate(self._manifest.slices) if piece.bucket == buckets[0]))
+        return f"{len(buckets)} of {len(self._filled)} buckets are not whole, the first is {buckets[0]} with {names}"
 
     def apply(self, manifest: manifest_pb2.Manifest, plan: manifest_pb2.DeltaPlan, parts: Sequence[manifest_pb2.DeltaPart]) -> None:
         """Brings the confirmed version to the manifest's. Raises TransferError, and nothing is changed, for a chain or a part that is

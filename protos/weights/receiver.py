@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
 from protos import faultpoints
 from protos.learner.v1alpha1 import learner_pb2
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights import marks
 from protos.weights.group import Pending, TransferGroup
 from protos.weights.membership import bounded, join, senders
+from protos.weights.side import Side
 from protos.weights.staging import Keep, Staging, VerifiedStaging
 
 
@@ -28,6 +28,7 @@ class Receiver:
         self._device = device or torch.device("cpu")
         self._worker = worker
         self._keep = keep
+        self.side = Side(self._device)
         self.peak_bytes = 0  # of staging and buckets, in the last transfer
         self._key = ""
         self._group: TransferGroup | None = None
@@ -42,11 +43,13 @@ class Receiver:
     ) -> VerifiedStaging:
         """Blocks until the version is whole and verified. Raises TransferError within timeout_s, and soon after `cancelled` is set."""
         end = time.monotonic() + timeout_s
-        staging = Staging(manifest, self._device, self._keep)
         try:
-            if manifest.buckets:
-                group = self._connect(spec, senders(manifest), end, cancelled)
-                with own_stream(self._device):
+            with self.side.open():
+                with marks.span("staging"):
+                    staging = Staging(manifest, self._device, self._keep, side=self.side)
+                if manifest.buckets:
+                    with marks.span("connect"):
+                        group = self._connect(spec, senders(manifest), end, cancelled)
                     self._receive_buckets(group, spec, manifest, staging, end, cancelled)
         except BaseException:
             self.close()
@@ -84,31 +87,22 @@ class Receiver:
     ) -> None:
         buckets, roots = manifest.buckets, senders(manifest)
         largest = max((bucket.num_bytes for bucket in buckets), default=0)
-        buffers = [torch.empty(largest, dtype=torch.uint8, device=self._wire_device(spec)) for _ in range(min(2, len(buckets)))]
+        with marks.span("buckets"):
+            buffers = [torch.empty(largest, dtype=torch.uint8, device=self._wire_device(spec)) for _ in range(min(2, len(buckets)))]
         self.peak_bytes = staging.num_bytes + largest * len(buffers)
 
         def start(index: int) -> Pending:
             bucket = buckets[index]
-            what = f"bucket {index} of {len(buckets)} ({bucket.num_bytes} bytes) of version {manifest.version}"
+            what = f"bucket {index} of {len(buckets)} ({bucket.num_bytes} bytes of {staging.names_in(index)}) of version {manifest.version}"
             view = buffers[index % 2][: bucket.num_bytes]
             return group.start(view, part=roots.index(bucket.root), what=what, timeout_s=bounded(spec.collective_timeout_s, end))
 
         pending = start(0)
         for index, bucket in enumerate(buckets):
             faultpoints.point("receive_bucket")
-            pending.wait(cancelled)
+            with marks.span("arrive"):
+                pending.wait(cancelled)
             if index + 1 < len(buckets):
                 pending = start(index + 1)
             staging.write_bucket(index, buffers[index % 2][: bucket.num_bytes])
 
-
-@contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """Copies inside wait for nothing but one another, and are done afterwards: an engine's step shares the default stream."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()

@@ -14,12 +14,14 @@ import torch
 import xxhash
 
 from protos.manifest.v1alpha1 import manifest_pb2
+from protos.weights import marks
 from protos.weights.blocks import Part, blocks, whole_part
 from protos.weights.errors import TransferError
-from protos.weights.windows import Windows
+from protos.weights.side import Side
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # wide copies are what a GPU is good at
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ALIGNED_BYTES = 256  # between tensors, so that each begins where a device reads fastest
 _NAMED = 8  # tensors named in a message; the rest is counted
 
 
@@ -89,13 +91,14 @@ class Staging:
     (sender and receiver would cut differently), unknown dtypes, names twice.
     """
 
-    def __init__(self, manifest: manifest_pb2.Manifest, device: torch.device | None = None, keep: Keep | None = None) -> None:
-        """keep: from (name, shape, itemsize) to the part of a tensor that is kept (None: all of every tensor)."""
+    def __init__(self, manifest: manifest_pb2.Manifest, device: torch.device | None = None, keep: Keep | None = None, *, side: Side | None = None) -> None:
+        """keep: from (name, shape, itemsize) to the part of a tensor that is kept (None: all of every tensor). side: of the thread that fills it."""
         self.manifest = manifest
         self._by_bucket = checked(manifest)
         self._device = device = device or torch.device("cpu")
+        self._side = side or Side(device)
         self._parts = [(keep or _keep_all)(t.name, tuple(t.shape), DTYPES[t.dtype].itemsize) for t in manifest.tensors]
-        self._storage = _allocated([part.size for part in self._parts], device)
+        self._storage = _allocated([part.size for part in self._parts], device, manifest)
         self._good = [False] * len(manifest.slices)
         self._unverified = manifest.verify == manifest_pb2.VERIFY_OFF
         self._partial: dict[int, tuple[npt.NDArray[np.uint8], int]] = {}  # bucket to (bytes, how many came)
@@ -109,20 +112,26 @@ class Staging:
         """A whole bucket, uint8 [num_bytes] on the CPU or on staging's device. A slice with another digest stays missing."""
         indexes = sorted(self._by_bucket[bucket], key=lambda index: self.manifest.slices[index].bucket_offset)
         pieces = [self.manifest.slices[index] for index in indexes]
-        found = [piece.digest for piece in pieces] if self._unverified else self._digests(data, [piece.num_bytes for piece in pieces])
-        for index, piece, value in zip(indexes, pieces, found, strict=True):
-            if value == piece.digest:
-                place(piece, self._parts[piece.tensor], data[piece.bucket_offset : piece.bucket_offset + piece.num_bytes], self._storage[piece.tensor])
-                self._good[index] = True
-        if self._device.type == "cuda":  # the caller may fill the bucket again
-            torch.cuda.current_stream(self._device).synchronize()
+        with marks.span("digest"):
+            found = [piece.digest for piece in pieces] if self._unverified else self._digests(data, [piece.num_bytes for piece in pieces])
+        with marks.span("place"):
+            for index, piece, value in zip(indexes, pieces, found, strict=True):
+                if value == piece.digest:
+                    place(piece, self._parts[piece.tensor], data[piece.bucket_offset : piece.bucket_offset + piece.num_bytes], self._storage[piece.tensor])
+                    self._good[index] = True
+            if self._device.type == "cuda":  # the caller may fill the bucket again
+                torch.cuda.current_stream(self._device).synchronize()
+
+    def names_in(self, bucket: int) -> str:
+        """The tensors of a bucket, for messages."""
+        return names_in(self.manifest, self._by_bucket[bucket])
 
     def _digests(self, data: torch.Tensor, sizes: Sequence[int]) -> list[int]:
         """Of the slices of a bucket, which fill it one after another."""
         if data.device.type == "cpu":
             ends = list(accumulate(sizes))
             return [digest(data[end - size : end].numpy()) for size, end in zip(sizes, ends, strict=True)]
-        return digests_of(Windows(data.device).to_host(data), sizes)
+        return digests_of(self._side.windows.to_host(data), sizes)
 
     def write_chunk(self, bucket: int, offset: int, data: bytes) -> None:
         """Part of a bucket; chunks of one bucket come in order. Raises TransferError for one that does not fit there."""
@@ -148,20 +157,29 @@ class Staging:
         names = list(dict.fromkeys(self.manifest.tensors[self.manifest.slices[index].tensor].name for index in bad))
         raise TransferError(
             f"version {self.manifest.version}: {len(bad)} of {len(self._good)} slices did not come or differ from their digest, in {len(names)} of "
-            f"{len(self.manifest.tensors)} tensors: {_some(names)}; the old weights stay"
+            f"{len(self.manifest.tensors)} tensors: {some(names)}; the old weights stay"
         )
 
 
-def _allocated(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
-    """Raises TransferError with the arithmetic where the device has no room."""
+def _allocated(sizes: Sequence[int], device: torch.device, manifest: manifest_pb2.Manifest) -> list[torch.Tensor]:
+    """One piece of memory, cut: a call of the driver for each tensor would hold up an engine that shares the device. Raises TransferError with
+    the arithmetic where there is no room."""
+    starts = list(accumulate((-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes), initial=0))
     try:
-        return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+        memory = torch.empty(starts[-1], dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)
-        raise TransferError(
-            f"staging of {sum(sizes)} bytes does not fit on {device}, which has {free} of {total} bytes free; lower gpu_memory_fraction by at least "
-            f"{max(0.01, (sum(sizes) - free) / total):.2f}; the old weights stay"
-        ) from None
+        raise TransferError(no_room(sizes, manifest, device, free, total)) from None
+    return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def no_room(sizes: Sequence[int], manifest: manifest_pb2.Manifest, device: torch.device, free: int, total: int) -> str:
+    """What to say where staging does not fit. Bytes."""
+    largest = max(range(len(sizes)), key=lambda index: sizes[index])
+    return (
+        f"version {manifest.version}: staging of {sum(sizes)} bytes (the largest of {len(sizes)} tensors is {manifest.tensors[largest].name}, {sizes[largest]} bytes) does not fit on "
+        f"{device}, which has {free} of {total} bytes free; lower gpu_memory_fraction by at least {max(0.01, (sum(sizes) - free) / total):.2f}; the old weights stay"
+    )
 
 
 Keep = Callable[[str, tuple[int, ...], int], Part]
@@ -188,10 +206,10 @@ def from_folder(folder: Path, device: torch.device | None = None) -> VerifiedSta
 
 
 def read_buckets(
-    folder: Path, manifest: manifest_pb2.Manifest, device: torch.device | None = None, *, keep: Keep | None = None, cancelled: threading.Event | None = None
+    folder: Path, manifest: manifest_pb2.Manifest, device: torch.device | None = None, *, keep: Keep | None = None, cancelled: threading.Event | None = None, side: Side | None = None
 ) -> VerifiedStaging:
     """Reads every bucket out of the folder's rank-R.bin. Raises TransferError as a transfer would, for short files, and once cancelled."""
-    staging = Staging(manifest, device, keep)
+    staging = Staging(manifest, device, keep, side=side)
     for index, bucket in enumerate(manifest.buckets):
         if cancelled is not None and cancelled.is_set():
             raise TransferError(f"reading {folder} was given up")
@@ -213,7 +231,7 @@ def check_names(manifest: manifest_pb2.Manifest, expected: Sequence[tuple[str, S
     if missing or unknown or shapes:
         raise TransferError(
             f"version {manifest.version} does not fit the model: {len(have.keys() & want.keys())} of {len(want)} names match; "
-            f"missing: {_some(missing)}; unknown: {_some(unknown)}; other shape: {_some(shapes)}; the old weights stay"
+            f"missing: {some(missing)}; unknown: {some(unknown)}; other shape: {some(shapes)}; the old weights stay"
         )
 
 
@@ -231,7 +249,7 @@ def checked(manifest: manifest_pb2.Manifest) -> list[list[int]]:
     """Indexes of the slices of each bucket, once the manifest is found sound."""
     names = [tensor.name for tensor in manifest.tensors]
     if len(set(names)) != len(names):
-        raise TransferError(f"manifest of version {manifest.version} names a tensor twice: {_some([n for n in names if names.count(n) > 1])}")
+        raise TransferError(f"manifest of version {manifest.version} names a tensor twice: {some([n for n in names if names.count(n) > 1])}")
     by_bucket: list[list[int]] = [[] for _ in manifest.buckets]
     by_tensor: list[list[int]] = [[] for _ in manifest.tensors]
     for index, piece in enumerate(manifest.slices):
@@ -244,8 +262,7 @@ def checked(manifest: manifest_pb2.Manifest) -> list[list[int]]:
         _check_cover(f"tensor {tensor.name}", spans, tensor_bytes(tensor))
     for b, bucket in enumerate(manifest.buckets):
         spans = [(manifest.slices[i].bucket_offset, manifest.slices[i].num_bytes) for i in by_bucket[b]]
-        inside = _some(list(dict.fromkeys(names[manifest.slices[i].tensor] for i in by_bucket[b])))
-        _check_cover(f"bucket {b} (with {inside})", spans, bucket.num_bytes)
+        _check_cover(f"bucket {b} (with {names_in(manifest, by_bucket[b])})", spans, bucket.num_bytes)
     return by_bucket
 
 
@@ -268,6 +285,12 @@ def _check_cover(what: str, spans: list[tuple[int, int]], size: int) -> None:
         raise TransferError(f"{what}: slices cover {at} bytes of {size}")
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (", ".join(names[:_NAMED]) or "none") + more
+
+
+def names_in(manifest: manifest_pb2.Manifest, slices: Iterable[int]) -> str:
+    """The tensors of some slices, for messages."""
+    return some(list(dict.fromkeys(manifest.tensors[manifest.slices[index].tensor].name for index in slices)))

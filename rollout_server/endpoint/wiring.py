@@ -25,7 +25,7 @@ def endpoint_of(config: RolloutConfig, replica: Replica, tokens: Tokens) -> Endp
     try:
         from rollout_server.endpoint.app import Endpoint
     except ImportError as error:
-        raise ValueError(f"openai.address={c.address} needs the package {error.name}: pip install 'headrace[openai]'") from None
+        raise ValueError(f"openai.address={c.address} needs the package {error.name}: pip install \".[openai]\" in the clone") from None
 
     async def nothing(*_: object, **__: object) -> None:
         raise AssertionError("an own session's requests say how they are drawn")

@@ -26,6 +26,7 @@ from typing import Protocol
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
+from protos.weights.errors import TransferError
 from rollout_server.weights.fetching import Source
 from rollout_server.weights.lane import Lane
 from rollout_server.weights.probing import disagreement, probe_of
@@ -225,7 +226,7 @@ class UpdateDriver:
                     self._transfer_s = asyncio.get_running_loop().time() - began
                     return Event(kind=EventKind.RECEIVED, version=action.version)
                 case ActionKind.FETCH:
-                    version = await asyncio.wait_for(self._stage(), self._receive_timeout_s)
+                    version = await self._fetched()
                     self._transfer_s = asyncio.get_running_loop().time() - began
                     return Event(kind=EventKind.FETCHED, version=version)
                 case ActionKind.COMMIT:
@@ -243,6 +244,17 @@ class UpdateDriver:
         self._probe = probe_of(begin.manifest)
         call = self._engine.receive(begin.group.SerializeToString(), begin.manifest.SerializeToString(), self._receive_timeout_s)
         await asyncio.wait_for(call, self._receive_timeout_s + _MARGIN_S)
+
+    async def _fetched(self) -> int:
+        """`_stage`, by its deadline; its failure says how far the copy has come."""
+        try:
+            return await asyncio.wait_for(self._stage(), self._receive_timeout_s)
+        except TransferError:
+            raise
+        except Exception as error:
+            lacking = self._source.mirror.lacking()
+            why = f"it did not end within {self._receive_timeout_s:g} s" if isinstance(error, TimeoutError) and not str(error) else str(error)
+            raise RuntimeError(f"the fetch of version {self._state.newest} failed: {type(error).__name__}: {why}" + f"; {lacking}" * bool(lacking)) from error
 
     async def _stage(self) -> int:
         """Fetches the newest version into staging; its number. Nothing is built upon after a commit that broke."""
@@ -262,7 +274,9 @@ class UpdateDriver:
     async def _commit(self, version: int) -> Event:
         try:
             times = await asyncio.wait_for(self._engine.commit(version), self._receive_timeout_s)
-        except (CommitError, TimeoutError) as error:  # after its deadline a commit may have touched anything
+        except TimeoutError:  # a commit that outlasts its deadline may have touched anything
+            return Event(kind=EventKind.BROKEN, version=version, detail=f"TimeoutError: version {version} was not applied within {self._receive_timeout_s:g} s")
+        except CommitError as error:
             return Event(kind=EventKind.BROKEN, version=version, detail=_words(error))
         except Exception as error:  # supervised edge, as in _execute
             return Event(kind=EventKind.REFUSED, version=version, detail=_words(error))
@@ -295,4 +309,4 @@ class UpdateDriver:
 
 
 def _words(error: Exception) -> str:
-    return str(error) if type(error).__name__ == "TransferError" else f"{type(error).__name__}: {error}".rstrip(": ")
+    return str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}".rstrip(": ")

@@ -158,7 +158,9 @@ class LearnerSource:
         """Fills the mirror from a stream, or gives the addresses of peers. Raises TransferError for a stream that is not what it
         announces, RuntimeError for a version older than `least`: a peer gives what it fetched, which a push may have overtaken."""
         stream = aiter(stream)
-        first = await anext(stream)
+        first = await anext(stream, None)
+        if first is None:
+            raise RuntimeError("FetchWeights ended without a word")
         if first.WhichOneof("message") == "peers":
             return list(first.peers.addresses)
         if first.WhichOneof("message") != "manifest":

@@ -38,6 +38,9 @@ def test_a_run_stops_when_more_than_the_share_of_the_newest_samples_came_without
     words = noted(("", 255), ("unscored_error", 200), ("unscored_timeout", 57))
     assert words.startswith("257 of the last 512 samples came without a score (unscored_error: 200, unscored_timeout: 57), more than filter.max_unscored_share=0.5;")
     assert noted(("unscored_error", 512), ("", 256)) == ""  # the bad ones are long ago
+    assert "; see to the scorer and the reward servers' logs, then" in words
+    words = noted(("", 200), ("unscored_error", 12), ("environment_error", 300))
+    assert "(environment_error: 300, unscored_error: 12)" in words and "; see to the scorer and the reward servers' logs and the environment or agent and the rollout servers' logs, then" in words
     assert noted(("unscored_error", 512), most=None) == ""
 
 

@@ -18,6 +18,7 @@ from learner.weights.shards import served_name
 from learner.weights.snapshot import SnapshotWriter
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.staging import from_folder
+from protos.weights.windows import Windows
 
 
 class Tied(nn.Module):
@@ -54,6 +55,17 @@ def test_masters_are_rounded_to_nearest_even_and_the_dtype_is_announced(tmp_path
     assert read(snapshot.folder)["w"].tolist() == [1.0, 1.015625]
     assert manifest_pb2.Manifest.FromString((snapshot.folder / "manifest.bin").read_bytes()).tensors[0].dtype == "bfloat16"
     assert (snapshot.num_bytes, snapshot.total_bytes, snapshot.policy_step) == (4, 4, 3)
+
+
+def test_what_comes_through_windows_is_what_a_plain_copy_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As from a GPU, with windows of 10 bytes over tensors of 16 and 4 (bfloat16).
+    torch.manual_seed(5)
+    model = Tied()
+    plain = writer(model, tmp_path / "a", "bfloat16").write(0).folder
+    monkeypatch.setattr(SnapshotWriter, "_windows_of", lambda self, device: Windows(device, window_bytes=10))
+    windowed = writer(model, tmp_path / "b", "bfloat16").write(0).folder
+    assert (windowed / "rank-0.bin").read_bytes() == (plain / "rank-0.bin").read_bytes()
+    assert all(torch.equal(a, b) for a, b in zip(read(plain).values(), read(windowed).values(), strict=True))
 
 
 def test_what_was_written_is_the_policy_of_the_call_whatever_happens_to_the_model_after(tmp_path: Path) -> None:  # faults.md 15

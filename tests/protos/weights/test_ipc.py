@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +60,46 @@ def test_a_buffer_that_is_used_again_never_loses_what_was_in_it_before_everybody
         targets = [torch.full((8,), 99, dtype=torch.uint8) for _ in range(2)]
         assert together(made, [buffer[8:], *targets]) == [None] * 3  # a part of the buffer, which lies at an offset
         assert [target.tolist() for target in targets] == [[turn] * 8] * 2
+
+
+def test_a_look_into_the_store_comes_ever_later_and_each_bucket_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each look takes the interpreter from the engine's steps in the same process: half a millisecond at first, four at the most.
+    (group,) = groups(1)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for _ in range(2):
+        group.broadcast(torch.zeros(8, dtype=torch.uint8), 5.0, threading.Event())  # nobody else: nothing to wait for
+        for _ in range(30):
+            group._wait([0], time.monotonic() + 60, threading.Event())
+    assert slept[:2] == [0.0005, 0.000625] and slept[29] == 0.004 and slept[30:] == slept[:30]
+
+
+def test_memory_that_was_described_is_held_so_that_its_description_stays_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Freed, another buffer could come to lie at its address, and receivers would be sent to the old one.
+    made = IpcGroup.__new__(IpcGroup)
+    made._shared, made._opened, made._device = {}, {}, torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device}"))
+
+    class Storage:
+        def __init__(self) -> None:
+            self.num_shared = 0
+
+        def data_ptr(self) -> int:
+            return id(self)
+
+        def nbytes(self) -> int:
+            return 8
+
+        def _share_cuda_(self) -> tuple[object, ...]:
+            self.num_shared += 1
+            return (0, b"handle", 8, 0, b"counter", 0, b"event", False)
+
+    storage = Storage()
+    tensor = SimpleNamespace(untyped_storage=lambda: storage)
+    assert made._describe(tensor) == made._describe(tensor) and storage.num_shared == 1  # type: ignore[arg-type]
+    assert [held for held, _ in made._shared.values()] == [storage]
+    made.close()
+    assert not made._shared
 
 
 def test_a_receiver_that_is_not_there_is_named_by_the_deadline() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from protos.weights.group import TransferGroup
 from protos.weights.landing import Landing
 from protos.weights.membership import address, join
 from protos.weights.receiver import Receiver
-from protos.weights.staging import digest
+from protos.weights.side import Side
+from protos.weights.staging import VerifiedStaging, digest
 
 # One tensor of 4 rows of 8 bytes; owner 0 holds rows 0 and 1, owner 1 rows 2 and 3; buckets of one row, owners in turn.
 CONTENT = np.arange(32, dtype=np.uint8)
@@ -182,6 +185,42 @@ def test_chunks_land_as_well_and_only_the_version_asked_for_is_handed_over() -> 
         landing.take(8)
     assert received(landing, 9) == CONTENT.tolist()
     assert landing.state().phase == "empty"
+
+
+def chunked(landing: Landing, version: int) -> None:
+    landing.begin_chunks(manifest(version).SerializeToString())
+    for index, (_, row) in enumerate(ORDER):
+        landing.write_chunk(index, 0, CONTENT[8 * row : 8 * row + 8].tobytes())
+
+
+def test_a_version_is_made_ready_on_the_receiving_thread_and_handed_over_with_what_was_made(tmp_path: Path) -> None:
+    # The engine's own thread asks for it between two steps: it must find everything done.
+    seen = []
+
+    def prepare(verified: VerifiedStaging, side: Side) -> str:
+        seen.append((threading.current_thread().name, side.device.type, verified.version))
+        return f"ready {verified.version}"
+
+    (tmp_path / "rank-0.bin").write_bytes(b"".join(CONTENT[8 * row : 8 * row + 8].tobytes() for owner, row in ORDER if owner == 0))
+    (tmp_path / "rank-1.bin").write_bytes(b"".join(CONTENT[8 * row : 8 * row + 8].tobytes() for owner, row in ORDER if owner == 1))
+    landing = Landing(prepare=prepare)
+    landing.begin_folder(str(tmp_path), manifest(9).SerializeToString())
+    assert ended(landing) == "ready", landing.state().detail
+    staging, prepared = landing.take_prepared(9)
+    assert (staging.version, prepared, seen) == (9, "ready 9", [("weights-read", "cpu", 9)])
+
+
+def test_a_version_that_cannot_be_made_ready_has_failed_and_is_not_handed_over() -> None:
+    def prepare(verified: VerifiedStaging, side: Side) -> None:
+        raise ValueError("version 9 brings model.extra, which the plan does not know")
+
+    landing = Landing(prepare=prepare)
+    chunked(landing, 9)
+    with pytest.raises(ValueError, match=r"model\.extra"):
+        landing.finish_chunks()
+    assert landing.state().phase == "failed" and "model.extra" in landing.state().detail
+    with pytest.raises(TransferError, match="version 9 is not ready to commit: failed"):
+        landing.take(9)
 
 
 def test_chunks_with_a_hole_fail_and_leave_nothing() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
-from protos.weights.staging import Staging, check_names, digest, from_folder
+from protos.weights.staging import Staging, check_names, digest, from_folder, no_room
 
 # Two tensors of one owner in two buckets of 12 bytes and a rest: a = bytes 0..15, b = bytes 16..31 of the file.
 CONTENT = np.arange(32, dtype=np.uint8)
@@ -52,6 +52,23 @@ def test_whole_buckets_in_any_order_give_the_tensors_by_name_shape_and_dtype() -
     assert (a.shape, a.dtype, b.shape, b.dtype) == ((2, 2), torch.float32, (8,), torch.bfloat16)
     assert a.reshape(-1).view(torch.uint8).tolist() == list(range(16))
     assert b.view(torch.uint8).tolist() == list(range(16, 32))
+
+
+def test_all_tensors_lie_in_one_piece_of_memory_each_where_a_device_reads_fast() -> None:
+    # A call of the driver for each tensor would hold up an engine on the same device.
+    staging = Staging(manifest())
+    for index in range(3):
+        staging.write_bucket(index, bucket(index))
+    verified = staging.verify()
+    assert len({tensor.untyped_storage().data_ptr() for _, tensor in verified.tensors()}) == 1
+    assert [data.storage_offset() % 256 for *_, data in verified.parts()] == [0, 0] and verified.num_bytes == 32
+
+
+def test_no_room_is_said_with_the_arithmetic_and_the_largest_tensor() -> None:
+    # 32 bytes wanted, 12 free of 80: 20 / 80 = 0.25 are lacking; both tensors have 16, the first is named.
+    said = no_room([16, 16], manifest(), torch.device("cuda", 1), 12, 80)
+    assert "version 7: staging of 32 bytes (the largest of 2 tensors is model.a.weight, 16 bytes) does not fit on cuda:1" in said
+    assert "12 of 80 bytes free; lower gpu_memory_fraction by at least 0.25" in said
 
 
 def test_a_flipped_bit_is_caught_and_names_its_tensor_alone() -> None:

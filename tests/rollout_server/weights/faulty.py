@@ -16,7 +16,7 @@ from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
 from protos.weights.landing import Landing
 from protos.weights.membership import join
-from protos.weights.staging import check_names, digest
+from protos.weights.staging import check_names, digest, no_room
 from rollout_server.weights.driver import CommitError, CommitTimes, UpdateDriver
 from rollout_server.weights.fetching import Source
 from tests.rollout_server.weights.test_driver import OneVersion
@@ -143,8 +143,12 @@ async def attempt(driver: UpdateDriver, store: dist.TCPStore, version: int, sent
         await asyncio.to_thread(sender.stop)
 
 
-def full(*_: object) -> list[torch.Tensor]:
-    raise TransferError("staging of 48 bytes does not fit on cuda:0, which has 10 of 80 bytes free; lower gpu_memory_fraction by at least 0.48; the old weights stay")
+FULL = f"staging of 48 bytes (the largest of 3 tensors is {NAMES[0]}, 16 bytes) does not fit on cuda:0, which has 8 of 80 bytes free; lower gpu_memory_fraction by at least 0.50"
+
+
+def full(sizes: list[int], device: torch.device, manifest: manifest_pb2.Manifest) -> list[torch.Tensor]:
+    """(48 - 8) / 80 = 0.5 of the device lack."""
+    raise TransferError(no_room(sizes, manifest, torch.device("cuda", 0), 8, 80))
 
 
 async def with_driver(engine: LandingEngine, work: Callable[[UpdateDriver], object], *, source: Source | None = None, newest: int = 1, **options: float) -> None:
