@@ -20,28 +20,30 @@ from rich.terminal_theme import MONOKAI
 from deploy.status import address_of, fetch, security_of
 from deploy.watching import screen
 
-SIZE = 14  # of a character, in points
+CELL, LINE = 8.43, 16.5  # width and height of a character of 14 pixels
 
 
 def draw(shown: RenderableType, width: int, out: Path) -> None:
     """Every character in its cell, in a font whose characters are all equally wide, as terminals do."""
-    from matplotlib import get_data_path
-    from PIL import Image, ImageDraw, ImageFont
+    from matplotlib.figure import Figure
 
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor", legacy_windows=False)
     lines = list(Segment.split_lines(console.render(shown)))
-    folder = Path(get_data_path()) / "fonts" / "ttf"
-    plain, bold = (ImageFont.truetype(str(folder / f"DejaVuSansMono{kind}.ttf"), SIZE) for kind in ("", "-Bold"))
-    cell, high = plain.getlength("M"), SIZE + 4
-    picture = Image.new("RGB", (round(cell * width) + 20, high * len(lines) + 20), tuple(MONOKAI.background_color))
-    pen = ImageDraw.Draw(picture)
+    wide, high = CELL * width + 20, LINE * len(lines) + 20
+    figure = Figure(figsize=(wide / 100, high / 100), dpi=100, facecolor=_hex(MONOKAI.background_color))
     for row, line in enumerate(lines):
         column = 0
         for segment in line:
+            weight = "bold" if segment.style and segment.style.bold else "normal"
             for character in segment.text:
-                pen.text((10 + column * cell, 10 + row * high), character, font=bold if segment.style and segment.style.bold else plain, fill=_colour(segment.style))
+                place = ((10 + column * CELL) / wide, 1 - (10 + (row + 0.8) * LINE) / high)
+                figure.text(*place, character, family="DejaVu Sans Mono", fontsize=14 * 0.72, weight=weight, color=_hex(_colour(segment.style)), parse_math=False)
                 column += 1
-    picture.save(out)
+    figure.savefig(out)
+
+
+def _hex(colour: tuple[int, int, int]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
 def _colour(style: Style | None) -> tuple[int, int, int]:
