@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from deploy.backends import check
 from deploy.fleet import Fleet, LocalFleet
+from deploy.gpus_here import check_gpus
 from deploy.keeper import Outcome
 from deploy.log_lines import prefixed
 from deploy.progress import follow, read_all, surviving, words
@@ -41,9 +42,11 @@ def fleet_of(backend: Backend) -> Open:
 def launch(run: RunFile, *, on_event: OnEvent, backend: Backend = "local", with_logs: bool = False) -> Outcome:
     """Runs to the end, with a line to `on_event` for each event and step, and with_logs for each line of the services' logs. The run folder says the rest.
 
-    Raises ValueError for a run folder that cannot be made or is in use, or a cluster that is not there or too small.
+    Raises ValueError for a run folder that cannot be made or is in use, GPUs that this machine lacks, or a cluster that is not there or too small.
     """
     check(run, backend)
+    if backend == "local":
+        check_gpus(run)
     with claimed(run.run_dir, "launcher"), fleet_of(backend)(run, on_event) as fleet:
         return asyncio.run(_run(run, fleet, on_event, with_logs))
 
