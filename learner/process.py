@@ -10,11 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
 from learner.config import LearnerConfig
-from protos import logs, mistakes, yaml_text
+from protos import config_file, logs
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 USER_MISTAKE = 2  # exit code: starting again would not help
@@ -64,13 +61,4 @@ def complain(message: str) -> int:
 
 def read_config(path: Path) -> LearnerConfig:
     """A YAML or JSON file. Raises ValueError with one line for each mistake, naming file, key, value and rule."""
-    try:
-        values = yaml_text.read(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML or JSON: {mistakes.one_line(error)}; correct that place, or give another file") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: must hold a mapping of settings, holds {type(values).__name__}; deploy/templates has examples")
-    try:
-        return LearnerConfig.model_validate(values)
-    except ValidationError as error:
-        raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from None
+    return config_file.read(path, LearnerConfig)

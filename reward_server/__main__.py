@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-import yaml
-from pydantic import ValidationError
 
-from protos import logs, mistakes, rpc, stacks, yaml_text
+from protos import config_file, logs, rpc, stacks
 from protos.exporting import Exporter
 from protos.gpus import Gpus
 from protos.reward.v1alpha1.reward_pb2_grpc import add_RewardServiceServicer_to_server
@@ -31,22 +29,6 @@ from reward_server.servicer import RewardServicer
 log = logging.getLogger("headrace.reward_server.main")
 
 USER_MISTAKE = 2
-
-
-def load_config(path: Path) -> RewardConfig:
-    """The configuration in a file. Raises ValueError, one line for each mistake: file, key, value, rule."""
-    try:
-        values = yaml_text.read(path.read_text())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {mistakes.one_line(error)}; correct that place, or give another file") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a mapping of keys, it holds {type(values).__name__}; deploy/templates has examples")
-    try:
-        return RewardConfig.model_validate(values)
-    except ValidationError as error:
-        raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from None
 
 
 async def serve(config: RewardConfig, address_file: Path | None, reread: Callable[[], RewardConfig]) -> None:
@@ -110,9 +92,13 @@ def main() -> int:
     options = parser.parse_args()
     stacks.answering()
     memory.return_large_blocks()
+
+    def reread() -> RewardConfig:
+        return config_file.read(options.config, RewardConfig)
+
     try:
         logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-        uvloop.run(serve(load_config(options.config), options.address_file, lambda: load_config(options.config)))
+        uvloop.run(serve(reread(), options.address_file, reread))
     except ValueError as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"headrace: {line}\n")

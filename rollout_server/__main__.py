@@ -14,30 +14,12 @@ import sys
 from pathlib import Path
 
 import uvloop
-import yaml
-from pydantic import ValidationError
 
-from protos import faultpoints, logs, mistakes, stacks, yaml_text
+from protos import config_file, faultpoints, logs, mistakes, stacks
 from protos.identity import resolve_model
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import Engine
 from rollout_server.engines import Engines
-
-
-def load_config(path: Path) -> RolloutConfig:
-    """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
-    try:
-        values = yaml_text.read(path.read_text())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {mistakes.one_line(error)}; correct that place, or give another file") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold keys and values, got {type(values).__name__}; deploy/templates has examples")
-    try:
-        return RolloutConfig.model_validate(values)
-    except ValidationError as error:
-        raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from error
 
 
 def make_engine(config: RolloutConfig, folder: Path) -> Engine:
@@ -91,7 +73,7 @@ def main() -> int:
     try:
         logging.basicConfig(stream=sys.stderr, level=logs.level(), format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
         faultpoints.check()
-        uvloop.run(serve(load_config(arguments.config), arguments.address_file))
+        uvloop.run(serve(config_file.read(arguments.config, RolloutConfig), arguments.address_file))
     except ValueError as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"headrace: {line}\n")

@@ -22,7 +22,7 @@ import grpc
 from protos import rpc, stacks
 from protos.gpus import Gpu
 from protos.learner.v1alpha1 import learner_pb2 as pb
-from rollout_server.actor import Who
+from rollout_server.production import Who
 from rollout_server.replica import Replica
 from rollout_server.weights.driver import UpdateDriver
 from rollout_server.weights.fetching import Source

@@ -13,16 +13,12 @@ from protos.arrays import unpack
 from protos.learner.v1alpha1 import learner_pb2 as pb
 from protos.trajectory.v1alpha1 import trajectory_pb2
 
-_FINISH: dict[int, Finish] = {
+_FINISH: dict[trajectory_pb2.FinishReason, Finish] = {
     trajectory_pb2.FINISH_REASON_UNSPECIFIED: "",
     trajectory_pb2.FINISH_REASON_STOP: "stop",
     trajectory_pb2.FINISH_REASON_LENGTH: "length",
 }
-FINISHES: dict[Finish, trajectory_pb2.FinishReason] = {
-    "": trajectory_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": trajectory_pb2.FINISH_REASON_STOP,
-    "length": trajectory_pb2.FINISH_REASON_LENGTH,
-}
+FINISHES: dict[Finish, trajectory_pb2.FinishReason] = {word: reason for reason, word in _FINISH.items()}
 _STATUSES = {
     "accepted": pb.PROGRESS_STATUS_ACCEPTED,
     "elsewhere": pb.PROGRESS_STATUS_ELSEWHERE,

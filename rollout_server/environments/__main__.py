@@ -12,10 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
-from protos import mistakes, rpc
+from protos import config_file, mistakes, rpc
 from protos.environment.v1alpha1.environment_pb2_grpc import add_EnvironmentServiceServicer_to_server
 from protos.security import resolve
 from rollout_server.environments.config import EnvironmentServerConfig
@@ -24,22 +21,6 @@ from rollout_server.environments.hosts import host_of
 from rollout_server.environments.servicer import EnvironmentServicer
 
 logger = logging.getLogger("headrace.environments")
-
-
-def load_config(path: Path) -> EnvironmentServerConfig:
-    """Raises ValueError with one line a mistake, each naming file, key, value and rule."""
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {mistakes.one_line(error)}; correct that place, or give another file") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold keys and values, got {type(values).__name__}; docs/environments.md has an example")
-    try:
-        return EnvironmentServerConfig.model_validate(values)
-    except ValidationError as error:
-        raise ValueError("\n".join(mistakes.of_validation(error.errors(), str(path)))) from error
 
 
 async def serve(config: EnvironmentServerConfig, address_file: Path | None) -> None:
@@ -74,7 +55,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
-        asyncio.run(serve(load_config(arguments.config), arguments.address_file))
+        asyncio.run(serve(config_file.read(arguments.config, EnvironmentServerConfig, example="docs/environments.md has one"), arguments.address_file))
     except ValueError as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"headrace: {line}\n")

@@ -34,7 +34,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def until(question: object, limit_s: float = 10.0) -> None:
+def until(question: object, limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not question():  # type: ignore[operator]
         assert time.monotonic() < end, "waited in vain"

@@ -123,7 +123,7 @@ def test_the_run_folder_holds_what_was_resolved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("stesp: 3", "stesp"), ("[1]", "must hold a mapping"), ("steps: 0", "steps: Input should be greater than or equal to 1, got 0"), ("a: [", "cannot be read as YAML")],
+    [("stesp: 3", "stesp"), ("[1]", "must hold a mapping"), ("steps: 0", "steps: Input should be greater than or equal to 1, got 0"), ("a: [", "neither YAML nor JSON")],
 )
 def test_a_mistake_in_the_file_names_file_key_and_value(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "learner.yaml"

@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
+from protos import config_file
 from protos.reward.v1alpha1 import reward_pb2 as pb
 from protos.reward.v1alpha1.reward_pb2_grpc import RewardServiceStub
-from reward_server.__main__ import load_config
+from reward_server.config import RewardConfig
 from tests.reward_server.service import serving, start, workers_of
 
 ONE = {"name": "one", "use": "mine:score"}
@@ -55,19 +56,19 @@ def test_an_address_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot read .*none\.yaml: No such file"):
-        load_config(tmp_path / "none.yaml")
+        config_file.read(tmp_path / "none.yaml", RewardConfig)
 
 
 def test_a_configuration_may_be_json(tmp_path: Path) -> None:
     (tmp_path / "reward.json").write_text(json.dumps({"scorers": [ONE], "workers": 2}))
-    assert load_config(tmp_path / "reward.json").workers == 2
+    assert config_file.read(tmp_path / "reward.json", RewardConfig).workers == 2
 
 
 def test_every_mistake_of_a_file_has_its_own_line(tmp_path: Path) -> None:
     path = tmp_path / "reward.yaml"
     path.write_text("scorers: [{name: a, use: exact}]\nmax_slow: 0\nworkers: none\n")
     with pytest.raises(ValueError) as caught:
-        load_config(path)
+        config_file.read(path, RewardConfig)
     first, second = str(caught.value).splitlines()
     assert first.startswith(f"{path}: workers: ") and first.endswith("got 'none'; correct it") and second.startswith(f"{path}: max_slow: ")
 

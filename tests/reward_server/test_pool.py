@@ -224,7 +224,7 @@ async def test_a_scorer_that_can_no_longer_be_loaded_leaves_calls_unscored_and_n
     module.write_text("import os\ndef score(prompt, completion, fields): os._exit(1)\n")
     calls = await make_calls(spec("short_lived:score"), folder=tmp_path, spares=0)
     module.write_text("import not_there\n")
-    outcomes = await asyncio.wait_for(calls.all(0, ["", "", ""]), 10)
+    outcomes = await asyncio.wait_for(calls.all(0, ["", "", ""]), 60)
     assert [reason(each) for each in outcomes] == ["error"] * 3
     assert any("not_there" in each.detail for each in outcomes if isinstance(each, Unscored))
 

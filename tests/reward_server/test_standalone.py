@@ -23,7 +23,7 @@ def test_a_plain_client_gets_scores_from_a_file_of_functions_and_a_file_of_setti
     (tmp_path / "mine.py").write_text(MINE)
     config = {"scorers": [{"name": "shout", "use": "mine:shout", "args": {"loud": 2.0}}, {"name": "sums", "use": "last_number"}]}
     with serving(tmp_path, config) as (address, _), grpc.insecure_channel(address) as channel:
-        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
 
         stub = RewardServiceStub(channel)
@@ -36,7 +36,7 @@ def test_a_plain_client_gets_scores_from_a_file_of_functions_and_a_file_of_setti
         assert answers["3"].unscored.reason == trajectory_pb2.UNSCORED_REASON_ERROR
         assert answers["3"].unscored.detail == "ZeroDivisionError: float division by zero"
 
-        listed = stub.ListScorers(pb.ListScorersRequest(), timeout=5)
+        listed = stub.ListScorers(pb.ListScorersRequest(), timeout=30)
         assert listed.default_scorer == "shout"
         assert [(each.name, each.description, each.num_answered, each.num_unscored) for each in listed.scorers] == [
             ("shout", "Share of capitals.", 2, 1),

@@ -56,7 +56,7 @@ async def start(tiny_model: Path) -> AsyncIterator[Start]:
             running.service.stop()
             running.service.replica.draining = True
             with contextlib.suppress(Exception, asyncio.CancelledError):
-                await asyncio.wait_for(running.serving, 15)
+                await asyncio.wait_for(running.serving, 60)
 
 
 @pytest.fixture

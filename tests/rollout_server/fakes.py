@@ -75,7 +75,7 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
         for queue in self._orders:
             queue.put_nowait(order)
 
-    async def until(self, question: Callable[[], bool], limit_s: float = 20.0) -> None:
+    async def until(self, question: Callable[[], bool], limit_s: float = 60.0) -> None:
         async with asyncio.timeout(limit_s), self.changed:
             await self.changed.wait_for(question)
 

@@ -86,7 +86,7 @@ class Sample:
             self._changed.set()
         return self
 
-    async def drawn(self, count: int, limit_s: float = 20.0) -> None:
+    async def drawn(self, count: int, limit_s: float = 60.0) -> None:
         """Waits until `count` tokens were drawn."""
         async with asyncio.timeout(limit_s):
             while len(self.ids) < count:

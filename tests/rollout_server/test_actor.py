@@ -158,7 +158,7 @@ async def test_a_refusal_is_final_and_carries_the_learners_words(start: Start, l
     learner.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "its base weights digest is aa, this run's is bb")
     running = await start(**at(learner, reward))
     with pytest.raises(RefusedError, match="digest is aa, this run's is bb"):
-        await asyncio.wait_for(running.serving, 10)
+        await asyncio.wait_for(running.serving, 60)
 
 
 async def test_a_learner_that_is_not_there_yet_is_waited_for_and_said_so_once(
@@ -167,8 +167,11 @@ async def test_a_learner_that_is_not_there_yet_is_waited_for_and_said_so_once(
     learner.publish(1, tiny_model)
     await learner.stop()
     running = await start(**at(learner, reward))
-    await asyncio.sleep(1.0)
-    status = await running.stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=5)
+    async with asyncio.timeout(60):
+        while not any("is not there" in record.message for record in caplog.records):
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(1.0)  # it tries again meanwhile, and says no more
+    status = await running.stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=30)
     assert status.state == rollout_pb2.REPLICA_STATE_WAITING and not running.serving.done()
     assert len([r for r in caplog.records if "is not there" in r.message and "learner" in r.message]) == 1
     await learner.start()
@@ -180,7 +183,7 @@ async def test_the_end_of_the_run_ends_the_server(start: Start, learner: FakeLea
     running = await start(**at(learner, reward))
     await learner.until(lambda: bool(learner.heartbeats))
     learner.order(pb.AttendResponse(run_finished=pb.RunFinished(reason="20 steps")))
-    await asyncio.wait_for(running.serving, 10)
+    await asyncio.wait_for(running.serving, 60)
 
 
 async def test_a_drain_order_and_a_stop_finish_what_runs_and_say_goodbye(

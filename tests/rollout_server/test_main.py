@@ -27,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pat
         ("model: y\nmax_num_seqs: 0", "max_num_seqs: Input should be greater than or equal to 1, got 0"),
         ("model: y\nlearner: a:1", "without rewards"),
         ("model: /nowhere/at/all", "/nowhere/at/all"),
-        ("- a", "keys and values"),
+        ("- a", "a mapping of keys"),
         ("a: [", "neither YAML nor JSON"),
     ],
 )

@@ -62,7 +62,7 @@ async def test_a_replica_that_stays_serves_the_last_weights_until_another_run_be
     run.order(FINISHED)
     await run.until(lambda: any(report.version == 2 for report in run.reports))
     await asyncio.sleep(1.5)
-    status = await running.stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=5)
+    status = await running.stub.GetStatus(rollout_pb2.GetStatusRequest(), timeout=30)
     assert (status.state, status.loaded_version) == (rollout_pb2.REPLICA_STATE_SERVING, 2)
     assert (running.service.replica.life, len(run.hellos)) == (1, 1)
 

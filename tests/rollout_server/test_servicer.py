@@ -122,7 +122,7 @@ async def test_load_weights_is_one_transaction_seen_in_the_spans_of_what_runs(st
     old, new = [reference.logprobs(reference.load(folder), PROMPT, ids) for folder in (tiny_model, other_model)]
     assert reference.largest_difference(logprobs[:k], old[:k]) < 1e-4
     assert reference.largest_difference(logprobs[k:], new[k:]) < 1e-4
-    assert (await running.stub.GetStatus(pb.GetStatusRequest(), timeout=5)).loaded_version == 1
+    assert (await running.stub.GetStatus(pb.GetStatusRequest(), timeout=30)).loaded_version == 1
 
 
 async def test_load_weights_of_another_model_is_refused_and_the_old_weights_serve_on(start: Start, tiny_model: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_a_failure_after_weights_were_touched_serves_nothing_until_a_full_
         with pytest.raises(grpc.aio.AioRpcError, match="half way") as caught:
             await running.stub.LoadWeights(pb.LoadWeightsRequest(path=str(other_model)), timeout=20)
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert (await running.stub.GetStatus(pb.GetStatusRequest(), timeout=5)).state == pb.REPLICA_STATE_STALE
+    assert (await running.stub.GetStatus(pb.GetStatusRequest(), timeout=30)).state == pb.REPLICA_STATE_STALE
     with pytest.raises(grpc.aio.AioRpcError, match="half way") as caught:
         await answers(running.stub, a_request())
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -178,7 +178,7 @@ async def test_health_says_serving_once_the_engine_is_up(start: Start) -> None:
     async with rpc.channel(running.service.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         async with asyncio.timeout(30):
-            while (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status != health_pb2.HealthCheckResponse.SERVING:
+            while (await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)).status != health_pb2.HealthCheckResponse.SERVING:
                 await asyncio.sleep(0.05)
 
 

@@ -85,7 +85,7 @@ async def test_a_permanent_refusal_ends_it_with_the_learners_words_and_is_not_tr
     submitting = Submitting(cast(grpc.aio.Channel, channel))
     waiting = asyncio.create_task(submitting.submit(finished(1)))
     with pytest.raises(MalformedError, match="must be at least one id"):
-        await asyncio.wait_for(submitting.run(), 10)
+        await asyncio.wait_for(submitting.run(), 60)
     assert channel.num_calls == 1
     waiting.cancel()
 
@@ -95,6 +95,6 @@ async def test_a_passing_failure_is_tried_again_and_one_copy_is_taken() -> None:
     channel = _Channel(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, None)
     submitting = Submitting(cast(grpc.aio.Channel, channel))
     running = asyncio.create_task(submitting.run())
-    receipt = await asyncio.wait_for(submitting.submit(finished(1)), 10)
+    receipt = await asyncio.wait_for(submitting.submit(finished(1)), 60)
     assert receipt.status == pb.RECEIPT_STATUS_ACCEPTED and (channel.num_calls, len(channel.taken)) == (3, 1)
     running.cancel()

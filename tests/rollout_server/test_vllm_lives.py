@@ -79,7 +79,7 @@ async def test_a_killed_engine_process_ends_its_requests_and_comes_back(tiny_mod
         (core,) = [child for child in living if "EngineCor" in child.name()]
         core.kill()
         with pytest.raises(EngineUnavailableError):
-            await asyncio.wait_for(sample.task, 10)
+            await asyncio.wait_for(sample.task, 60)
         async with asyncio.timeout(30):
             while replica.state != pb.REPLICA_STATE_STARTING:
                 await asyncio.sleep(0.05)

@@ -173,7 +173,7 @@ class Actor:
     async def order(self, kind: str) -> Any:
         """The next order of a kind; others are skipped."""
         while True:
-            order = await asyncio.wait_for(self.orders.get(), 10)
+            order = await asyncio.wait_for(self.orders.get(), 60)
             if order.WhichOneof("message") == kind:
                 return getattr(order, kind)
 
@@ -298,7 +298,7 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details())
 
 
-async def eventually(condition: Any, limit_s: float = 10.0) -> None:
+async def eventually(condition: Any, limit_s: float = 60.0) -> None:
     """Until an async or plain condition holds."""
     end = asyncio.get_running_loop().time() + limit_s
     while True:

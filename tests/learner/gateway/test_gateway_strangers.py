@@ -31,7 +31,7 @@ async def actor(tmp_path: Path) -> AsyncIterator[Actor]:
         await trainer.close(0)
         await actor.attend()
         yield actor
-        status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=5)
+        status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=30)
         assert status.num_leased == status.num_trained + sum(status.num_dropped.values()) + status.num_open
         await actor.leave()
         await trainer.channel.close()
@@ -75,7 +75,7 @@ async def test_a_completion_longer_than_was_leased_is_unusable(actor: Actor, num
     (lease,) = await actor.lease()  # max_new_tokens is 8, min_usable 2
     receipts = await actor.submit(sample(lease, 1, 1), sample(lease, 0, 1, num_tokens=num_tokens))
     assert [receipt.status for receipt in receipts] == [learner_pb2.RECEIPT_STATUS_ACCEPTED] * 2
-    status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=5)
+    status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=30)
     assert status.num_dropped == dropped
 
 
@@ -98,13 +98,13 @@ async def test_a_log_prob_that_is_no_number_makes_its_sample_unusable_and_nothin
     (lease,) = await actor.lease()
     receipts = await actor.submit(sample(lease, 1, 1), sample(lease, 0, 1, logprobs=pack_floats([-0.5, value, -0.5])))
     assert [receipt.status for receipt in receipts] == [learner_pb2.RECEIPT_STATUS_ACCEPTED] * 2
-    status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=5)
+    status = await actor.stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=30)
     assert status.num_dropped == {"unusable": 1}  # min_usable is 2
 
 
 async def test_leasing_without_attending_is_a_failed_precondition(actor: Actor) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await actor.stub.LeaseGroups(learner_pb2.LeaseGroupsRequest(replica_id="stranger", incarnation=1, max_groups=1, wait_s=1), timeout=5)
+        await actor.stub.LeaseGroups(learner_pb2.LeaseGroupsRequest(replica_id="stranger", incarnation=1, max_groups=1, wait_s=1), timeout=30)
     assert caught.value.code() == PRECONDITION and "attend first" in str(caught.value.details())
 
 
@@ -131,6 +131,6 @@ async def test_weights_are_not_found_before_anything_is_published(tmp_path: Path
     async with running(config_in(tmp_path)) as gateway, rpc.channel(f"127.0.0.1:{gateway.port}") as channel:
         stub = learner_pb2_grpc.LearnerServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            _ = [part async for part in stub.FetchWeights(learner_pb2.FetchWeightsRequest(), timeout=5)]
+            _ = [part async for part in stub.FetchWeights(learner_pb2.FetchWeightsRequest(), timeout=30)]
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND and "no version is published yet" in str(caught.value.details())
-        assert (await stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=5)).run_id == "r1"
+        assert (await stub.GetStatus(learner_pb2.GetStatusRequest(), timeout=30)).run_id == "r1"

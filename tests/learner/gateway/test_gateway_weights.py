@@ -176,7 +176,7 @@ async def test_a_reader_that_takes_nothing_is_let_go_and_its_snapshot_with_it(tm
         await eventually(lambda: bool(gateway._snapshots._reading))
         await eventually(lambda: not gateway._snapshots._reading, limit_s=30)
         with contextlib.suppress(grpc.aio.AioRpcError):  # how it ended comes behind what lay in the sockets
-            while await asyncio.wait_for(call.read(), 10) is not grpc.aio.EOF:
+            while await asyncio.wait_for(call.read(), 60) is not grpc.aio.EOF:
                 pass
         assert await call.code() == grpc.StatusCode.ABORTED and "ask again" in await call.details()
         await actor.leave()

@@ -279,7 +279,7 @@ async def test_appends_wait_while_redis_is_away_and_nothing_is_lost_or_doubled(o
     await asyncio.sleep(0.5)
     assert not any(future.done() for future in waiting)
     own.start()
-    await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    await asyncio.wait_for(asyncio.gather(*waiting), 60)
     # The answer to this one is lost: it is sent again under its own id.
     real = journal._append
     lost: list[int] = []
@@ -291,7 +291,7 @@ async def test_appends_wait_while_redis_is_away_and_nothing_is_lost_or_doubled(o
             raise redis.ConnectionError("the answer was lost")
 
     journal._append = answer_lost  # type: ignore[method-assign]
-    last = await asyncio.wait_for(journal.append({"type": "x", "n": 3}), 10)
+    last = await asyncio.wait_for(journal.append({"type": "x", "n": 3}), 60)
     assert last.offset == first.offset + 3 and lost
     await journal.close()
     journal = redis_journal.RedisJournal(own.url, run_id="r1")

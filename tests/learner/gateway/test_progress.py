@@ -137,7 +137,7 @@ async def test_another_replica_is_lent_what_a_dead_one_had_drawn(tmp_path: Path)
         assert [(span.version, span.start, span.end) for span in again.parts[0].spans] == [(1, 0, 3)]
         assert (await told(at.actor, lease, [9], start=3, before=[5, 6, 7])).status == pb.PROGRESS_STATUS_FOREIGN  # late words of the dead one
         assert (await told(other, again, [9], start=3, before=[5, 6, 7])).status == pb.PROGRESS_STATUS_ACCEPTED
-        status = await other.stub.GetStatus(pb.GetStatusRequest(), timeout=5)
+        status = await other.stub.GetStatus(pb.GetStatusRequest(), timeout=30)
         assert (status.num_progress_reports, status.num_continued_samples, status.num_continued_tokens) == (4, 2, 5)
         await other.fulfil(again)
         assert (await told(other, again, [9], start=4, before=[5, 6, 7, 9])).status == pb.PROGRESS_STATUS_UNWANTED

@@ -97,7 +97,7 @@ async def test_the_receipt_that_completes_a_group_says_so_and_the_rest_is_counte
             (pb.RECEIPT_STATUS_UNWANTED, True),
             (pb.RECEIPT_STATUS_ACCEPTED, True),  # dropped for its one unscored sample
         ]
-        status = await at.actor.stub.GetStatus(pb.GetStatusRequest(), timeout=5)
+        status = await at.actor.stub.GetStatus(pb.GetStatusRequest(), timeout=30)
         assert dict(status.num_stopped) == {"oversampled": 1, "unscored": 2}
         assert dict(status.num_dropped) == {"unscored": 1}
 
