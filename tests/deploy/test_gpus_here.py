@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,20 @@ import pytest
 from deploy import gpus_here
 from deploy.launch import launch
 from deploy.processes import environment_of
-from deploy.schema import RunFile
+from deploy.schema import RunFile, parse
 
 
 def run_of(tmp_path: Path, **placement: Any) -> RunFile:
-    return RunFile.model_validate({"run_dir": str(tmp_path / "run"), "model": "m", "learner": {"steps": 1, "data": {"prompts": "p"}}, "rollout": {"rewards": ["127.0.0.1:1"]}, "placement": placement})
+    """Two replicas."""
+    model, prompts = tmp_path / "model", tmp_path / "train.jsonl"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    prompts.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    content = {
+        "run_dir": str(tmp_path / "run"), "model": str(model), "learner": {"data": {"prompts": str(prompts), "max_prompt_tokens": 100}, "sampling": {"max_new_tokens": 28}, "scorer": "answer", "trainer": {"ranks": len(placement.get("learner_gpus", [0]))}},
+        "rollout": {"max_model_len": 128, "replicas": 2}, "reward": {"scorers": [{"name": "answer", "use": "last_number"}]}, "placement": placement,
+    }  # fmt: skip
+    return parse(content, where="run.yaml")
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], shown: str | None = None) -> None:
@@ -35,7 +45,7 @@ def test_a_run_that_wants_one_gpu_more_than_there_are_ends_at_once_with_both_num
     with pytest.raises(ValueError, match=r"placement.learner_gpus wants 3 GPUs, among them number 2; 2 are here \(/dev/nvidia\*\): number 0 to 1; take fewer, or show more"):
         launch(run_of(tmp_path, learner_gpus=[0, 1, 2]), on_event=print)
     assert time.monotonic() - began < 10 and not (tmp_path / "run").exists()
-    gpus_here.check_gpus(run_of(tmp_path, learner_gpus=[0], rollout_gpus=[[1], [0, 1]]))
+    gpus_here.check_gpus(run_of(tmp_path, learner_gpus=[0], rollout_gpus=[[0], [1]]))
 
 
 @pytest.mark.parametrize(("shown", "said"), [("4,5", r"2 are here \(CUDA_VISIBLE_DEVICES=4,5\): number 0 to 1"), ("", r"0 are here \(CUDA_VISIBLE_DEVICES=\): none")])
