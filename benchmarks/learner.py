@@ -7,6 +7,7 @@ arithmetic of a step (benchmarks/_learner_shapes.flops) over 989 TFLOP/s, and ov
 
 from __future__ import annotations
 
+import argparse
 import gc
 import math
 import statistics
@@ -112,7 +113,7 @@ def mfu(name: str, mesh: DeviceMesh, *, num_tokens: int, recompute: Recompute, e
     }  # fmt: skip
 
 
-def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: int, median_tokens: int, row_tokens: int, num_pairs: int, until_s: float) -> tuple[list[Pair], dict[str, Any]]:
+def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: int, median_tokens: int, row_tokens: int, padded_batch: int, num_pairs: int, until_s: float) -> tuple[list[Pair], dict[str, Any]]:
     """Seconds of a step of each, in turns, and what was seen beside."""
     device = torch.device(mesh.device_type)
     ours = Ours(name, mesh, row_tokens=row_tokens)
@@ -124,7 +125,7 @@ def comparison(name: str, mesh: DeviceMesh, *, num_groups: int, prompt_tokens: i
     num_tokens = sum(s.num_trained_tokens for s in made)
     bare = peers.Bare(shapes.shape(name), mesh, torch.bfloat16 if device.type == "cuda" else torch.float32)
     packed = peers.packed(rows, device, [ours.engine.length_of(row.ids.numel()) for row in rows])
-    padded = peers.padded(made, [advantages[s.group_id, s.sample_index] for s in made], device, batch_size=8, multiple=256 if device.type == "cuda" else 1)
+    padded = peers.padded(made, [advantages[s.group_id, s.sample_index] for s in made], device, batch_size=padded_batch, multiple=256 if device.type == "cuda" else 1)
     work: dict[str, Callable[[], None]] = {"ours": lambda: ours.step(made), "bare": lambda: bare.step(packed, num_tokens), "padded": lambda: bare.step(padded, num_tokens)}
     notes: dict[str, Any] = {"model": name, "samples": len(made), "trained_tokens": num_tokens, "packed_tokens": sum(r.ids.numel() for r in rows), "rows": len(rows), "padded_tokens": sum(b.ids.numel() for b in padded)}
     _line.tell(notes)
@@ -166,6 +167,8 @@ def main() -> None:
     parser.add_argument("--mfu", default="", help="shapes to measure mfu of, for instance 0.6B/none,1.7B/none,4B/selective/3,1.7B/none@32768 (CUDA only)")
     parser.add_argument("--only-mfu", action="store_true", help="without the comparison")
     parser.add_argument("--tokens", type=int, default=16_384, help="packed tokens of a row on a GPU")
+    parser.add_argument("--groups", type=int, help="groups of 8 samples a step; default 16 on a GPU, 4 on a CPU")
+    parser.add_argument("--padded-batch", type=int, default=8, help="sequences of a padded batch: fewer where two models lie side by side (4 B: 2, with --tokens 4096)")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="no part and no pair begins after so many seconds")
     options = parser.parse_args()
     cuda, until_s = torch.cuda.is_available(), time.monotonic() + options.limit_s
@@ -177,7 +180,7 @@ def main() -> None:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
         mesh = init_device_mesh("cuda" if cuda else "cpu", (1,), mesh_dim_names=("shard",))
         names = [] if options.only_mfu else (options.shapes or ("0.6B" if cuda else "cpu")).split(",")
-        bars, pairs, notes, left_out = _compared(names, mesh, row_tokens=options.tokens, num_pairs=max(options.pairs, _line.MIN_PAIRS), until_s=until_s)
+        bars, pairs, notes, left_out = _compared(names, mesh, options, until_s=until_s)
         wanted = options.mfu.split(",") if cuda and options.mfu else []
         found = [_try_mfu(part, mesh, options.tokens) for part in wanted if time.monotonic() < until_s]
         left_out += wanted[len(found) :]
@@ -188,10 +191,11 @@ def main() -> None:
     _line.report("learner", bars=bars, pairs=pairs, packages=("torch", "transformers"), quiet=options.json, notes=notes, finished=not left_out)
 
 
-def _compared(names: Sequence[str], mesh: DeviceMesh, *, row_tokens: int, num_pairs: int, until_s: float) -> tuple[list[Bar], list[Pair], dict[str, Any], list[str]]:
+def _compared(names: Sequence[str], mesh: DeviceMesh, options: argparse.Namespace, *, until_s: float) -> tuple[list[Bar], list[Pair], dict[str, Any], list[str]]:
     """Bars, pairs, notes, and the names that the time did not suffice for."""
     cuda = mesh.device_type == "cuda"
-    size = {"num_groups": 16, "prompt_tokens": 256, "median_tokens": 200, "row_tokens": row_tokens} if cuda else {"num_groups": 4, "prompt_tokens": 48, "median_tokens": 40, "row_tokens": 1024}
+    size = {"prompt_tokens": 256, "median_tokens": 200, "row_tokens": options.tokens} if cuda else {"prompt_tokens": 48, "median_tokens": 40, "row_tokens": 1024}
+    size |= {"num_groups": options.groups or (16 if cuda else 4), "padded_batch": options.padded_batch, "num_pairs": max(options.pairs, _line.MIN_PAIRS)}
     bars: list[Bar] = []
     all_pairs: list[Pair] = []
     notes: dict[str, Any] = {}
@@ -199,8 +203,12 @@ def _compared(names: Sequence[str], mesh: DeviceMesh, *, row_tokens: int, num_pa
     for number, name in enumerate(names):
         pairs: list[Pair] = []
         if time.monotonic() < until_s:
-            pairs, seen = comparison(name, mesh, num_pairs=num_pairs, until_s=until_s, **size)
-            notes[name], all_pairs = seen, [*all_pairs, *({"number": float(number), **pair} for pair in pairs)]
+            try:
+                pairs, notes[name] = comparison(name, mesh, until_s=until_s, **size)
+            except torch.OutOfMemoryError as error:
+                notes[name] = {"out_of_memory": str(error)[:300]}
+                _line.tell({"model": name, **notes[name]})
+            all_pairs += [{"number": float(number), **pair} for pair in pairs]
             _free()
         found = bars_of(pairs, f"_{name}" if number else "")
         bars += found

@@ -80,7 +80,7 @@ def name_of(role: Role, index: int) -> str:
 def configured(process: Process, own: Where, others: Mapping[str, str]) -> dict[str, Any]:
     """What the process is started with. others: address of each of `needs`."""
     config = {**process.config, "address": own.address, "metrics_address": own.metrics}
-    if process.role == "rollout":
+    if process.role == "rollout" and LEARNER in process.needs:
         config["learner"] = others[LEARNER]
         config["rewards"] = [others[name] for name in process.needs if name != LEARNER] or config["rewards"]
     return config

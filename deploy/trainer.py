@@ -131,8 +131,6 @@ def _sized(num_gpus: int, batch_size: int, sequence_length: int, group_size: int
     if num_gpus > 1:
         rollout["replicas"] = num_gpus - ranks
     placement = {"learner_gpus": list(range(ranks)), "rollout_gpus": [[gpu] for gpu in range(ranks, num_gpus)] or [[0]]} if cuda else {}
-    if cuda:
-        learner["push"] = {"transport": "gloo" if num_gpus == 1 else "nccl"}
     return {"learner": learner, "rollout": rollout, "placement": placement}
 
 

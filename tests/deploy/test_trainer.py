@@ -56,6 +56,7 @@ def test_ppo_is_sized_by_four_numbers_and_takes_every_other_setting_on_top() -> 
     assert (run.learner.groups_per_step, run.learner.sampling.group_size, run.learner.sampling.max_new_tokens, run.learner.data.max_prompt_tokens) == (16, 4, 512, 512)
     assert (run.learner.trainer.ranks, run.learner.trainer.device, run.learner.trainer.row_tokens, run.rollout.replicas) == (4, "cuda", 4096, 4)
     assert run.placement.learner_gpus == (0, 1, 2, 3) and run.placement.rollout_gpus == ((4,), (5,), (6,), (7,))
+    assert headrace.PPOTrainer(model_name="m", num_gpus=1).run.learner.push.transport == "auto"  # CUDA IPC on one GPU
     cpu = headrace.PPOTrainer(model_name="m", batch_size=6, sequence_length=64, algorithm={"kl": None}).run
     assert (cpu.learner.trainer.device, cpu.learner.groups_per_step, cpu.learner.filter.min_usable, cpu.learner.algorithm.kl) == ("cpu", 6, 1, None)
 

@@ -1,4 +1,5 @@
 """The learner's fast path on one CUDA device: `python -m tests.gpu.learner_speed [--profile 1.7B] [--limit-s 120]`. A script, not collected by pytest.
+On a machine without one it is rehearsed: the same cases, all with small dense attentions.
 
 Prints a JSON line for each part: flex attention against small dense attentions in float32 (values and gradients, windows and soft caps too), bfloat16
 against float32, and where a step's time on the device goes, by kernel.
@@ -67,7 +68,7 @@ ORDER = (
 def agreement(folder: Path, mesh: DeviceMesh, until_s: float, only: str = "") -> dict[str, Any]:
     """Largest differences from small dense attentions in float32, of gradients relative to the largest one, and the lengths of the difference relative to the whole."""
     result: dict[str, Any] = {}
-    fast = Engine(attention="flex", compile=True, unit_tokens=1024)
+    fast = Engine(attention="flex", compile=True, unit_tokens=1024) if mesh.device_type == "cuda" else Engine()
     known: dict[str, tuple[Tensor, Tensor]] = {}
     for name, label, dtype in (case for case in ORDER if case[0].startswith(only)):
         key = f"{name}, {label} {str(dtype).removeprefix('torch.')}"
@@ -118,10 +119,12 @@ def main() -> None:
     until_s = time.monotonic() + options.limit_s
     _line.watch(20.0)
     with tempfile.TemporaryDirectory() as name:
-        torch.cuda.set_device(0)
-        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{Path(name) / 'store'}", rank=0, world_size=1)
-        mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("shard",))
-        print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name()}), flush=True)
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(0)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", init_method=f"file://{Path(name) / 'store'}", rank=0, world_size=1)
+        mesh = init_device_mesh("cuda" if cuda else "cpu", (1,), mesh_dim_names=("shard",))
+        print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name() if cuda else "cpu: a rehearsal"}), flush=True)
         parts: dict[str, Callable[[], dict[str, Any]]] = {"agreement": lambda: agreement(Path(name), mesh, until_s, options.only)}
         if options.profile:
             parts["profile"] = lambda: where_time_goes(options.profile, mesh, options.tokens)

@@ -87,8 +87,9 @@ async def test_two_engines_share_the_requests_and_both_get_the_update(models: tu
     [
         ({}, 0.04, 0.3),
         ({"kv_cache_dtype": "fp8"}, 0.4, 1.5),
+        ({"quantization": "fp8_per_channel"}, 0.3, 1.5),
     ],
-    ids=["bfloat16", "fp8 cache"],
+    ids=["bfloat16", "fp8 cache", "fp8 weights"],
 )
 async def test_quantized_engines_take_updates_and_lie_as_near_as_is_documented(models: tuple[Path, Path], settings: dict[str, str], mean: float, largest: float) -> None:
     engine = VllmEngine(config_of(models[0], dtype="bfloat16", **settings), models[0])

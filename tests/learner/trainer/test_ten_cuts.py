@@ -27,13 +27,17 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, name: str) -> None:
+    """Within tolerance of the role's largest gradient; prints how far each role is (`pytest -s`)."""
     assert found.keys() == expected.keys()
+    apart = dict.fromkeys(("actor", "critic"), 0.0)
     for role in ("actor", "critic"):
         scale = max(float(g.abs().max()) for key, g in expected.items() if key.startswith(role))
         assert scale > 1e-3, role
         for key, gradient in expected.items():
             if key.startswith(role):
-                assert float((found[key] - gradient).abs().max()) <= tolerance * scale, f"{name}: {key}"
+                apart[role] = max(apart[role], float((found[key] - gradient).abs().max()) / scale)
+                assert apart[role] <= tolerance, f"{name}: {key}"
+    print(f"{name}: actor {apart['actor']:.1e}, critic {apart['critic']:.1e} of {tolerance:.0e}")
     for key in expected.keys() - {k for k in expected if k.startswith(("actor", "critic"))}:
         assert float(found[key]) == pytest.approx(float(expected[key]), rel=max(tolerance, 1e-7), abs=1e-7), f"{name}: {key}"
 
