@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from deploy.gpus_here import names_of
 from deploy.schema import RunFile
 from learner.config import LearnerConfig
 from protos.security import OPEN, Security, resolve
@@ -97,7 +98,7 @@ def command_of(process: Process, own: Where, others: Mapping[str, str]) -> tuple
 
 def environment_of(gpus: tuple[int, ...]) -> dict[str, str]:
     """What a service sees besides the launcher's own environment, which stays where it says something else."""
-    shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(names_of(gpus)), "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")} if gpus else {}
     # Engine and trainer share the cores, and a waiting thread that spins takes one from the other: two processes that multiply
     # matrices with two threads each on two busy cores did 2.5 times as much with passive waiting.
     return shown if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE", **shown}

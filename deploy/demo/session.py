@@ -24,11 +24,12 @@ from deploy.backends import check
 from deploy.demo.evaluate import Evaluation, Examiner, Question
 from deploy.fleet import Fleet
 from deploy.keeper import Keeper
-from deploy.launch import Backend, fleet_of, tell_steps
+from deploy.launch import Backend, fleet_of
 from deploy.processes import LEARNER
 from deploy.progress import read_all, surviving
 from deploy.schema import RunFile
 from deploy.services import write_atomically
+from deploy.telling import tell_steps
 from learner.supervisor import claimed
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.rpc import channel, deadline_s
