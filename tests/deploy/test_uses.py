@@ -45,8 +45,8 @@ def a_file(folder: Path, *, reward: dict[str, Any] | None = None, environment: d
     model = folder / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps({"vocab_size": 10}))
-    for name in ("tokenizer.json", "model.safetensors"):
-        (model / name).write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     (folder / "prompts.jsonl").write_text('{"prompt": "1"}\n')
     content: dict[str, Any] = {
         "run_dir": str(folder / "run"), "model": str(model),
