@@ -24,7 +24,7 @@ def contradictions(
     """What cannot work, found without starting anything. Empty: nothing."""
     lines = [
         *_addresses(learner, rollout),
-        *_own_addresses(rollout, reward),
+        *_own_addresses(learner, rollout, reward),
         *_wiring(learner, rollout, reward),
         *_lengths(learner, rollout),
         *_numbers(learner, rollout),
@@ -68,11 +68,17 @@ def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
             yield str(error)
 
 
-def _own_addresses(rollout: RolloutSection, reward: RewardSection | None) -> Iterator[str]:
+def _own_addresses(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None) -> Iterator[str]:
     """Of what a launcher starts: it finds a free address for each and tells it to the others."""
     for name, section in (("rollout", rollout), ("reward", reward)):
         if section is not None and section.address != type(section).model_fields["address"].default:
             yield f"{name}.address={section.address}: a launched run finds a free address for each of its servers and tells it to the others; remove it (`headrace serve {name}` listens where it is told)"
+    if rollout.openai.address:
+        try:
+            check_address("rollout.openai.address", rollout.openai.address, may_be_free=True)
+            resolve(learner.security, address=rollout.openai.address)
+        except ValueError as error:
+            yield str(error)
     most = rollout.scale.most if rollout.scale else rollout.replicas
     if rollout.openai.address and most > 1 and not rollout.openai.address.endswith(":0"):
         yield f"rollout.openai.address={rollout.openai.address} with {most} replicas: only one of them could listen there; use port 0"

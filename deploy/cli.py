@@ -9,6 +9,7 @@ import typer
 from deploy.commands.checkpoints import checkpoint, export
 from deploy.commands.demos import demo, smoke
 from deploy.commands.doctor import doctor
+from deploy.commands.environment import environment
 from deploy.commands.reward import reward
 from deploy.commands.runs import audit, launch, plan, report, schema, scrape_config, status, validate
 from deploy.commands.serve import serve
@@ -18,6 +19,7 @@ app = typer.Typer(cls=Mistaken, no_args_is_help=True, add_completion=False, pret
 app.add_typer(serve, name="serve")
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(reward, name="reward")
+app.add_typer(environment, name="environment")
 for command in (launch, validate, plan, schema, status, scrape_config, report, export, audit, doctor, demo, smoke):
     app.command()(command)
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.backends import check
 from deploy.fleet import Fleet, LocalFleet
+from deploy.gpus_here import check_gpus
 from deploy.keeper import Outcome
 from deploy.log_lines import prefixed
-from deploy.progress import follow, read_all, surviving, words
+from deploy.progress import read_all, surviving
 from deploy.scaling import keep_scaled
 from deploy.schema import RunFile
+from deploy.telling import OnEvent, tell_steps
 from learner.supervisor import claimed
 
 Backend = str  # one of backends.THERE
-OnEvent = Callable[[str], None]
 
 
 class Open(Protocol):
@@ -41,9 +42,11 @@ def fleet_of(backend: Backend) -> Open:
 def launch(run: RunFile, *, on_event: OnEvent, backend: Backend = "local", with_logs: bool = False) -> Outcome:
     """Runs to the end, with a line to `on_event` for each event and step, and with_logs for each line of the services' logs. The run folder says the rest.
 
-    Raises ValueError for a run folder that cannot be made or is in use, or a cluster that is not there or too small.
+    Raises ValueError for a run folder that cannot be made or is in use, GPUs that this machine lacks, or a cluster that is not there or too small.
     """
     check(run, backend)
+    if backend == "local":
+        check_gpus(run)
     with claimed(run.run_dir, "launcher"), fleet_of(backend)(run, on_event) as fleet:
         return asyncio.run(_run(run, fleet, on_event, with_logs))
 
@@ -98,18 +101,3 @@ def last_words(run: RunFile) -> str:
     limit = f" (its limit of {run.learner.max_minutes:g} minutes, or it was stopped)" if run.learner.max_minutes and step < run.learner.steps else ""
     after = f"`headrace report {run.run_dir}`" if made else f"{run.run_dir}/logs says why"
     return f"step {step} of {run.learner.steps}{limit}; run folder {run.run_dir}; next: {after}" + ("" if step >= run.learner.steps else ", the same command goes on")
-
-
-async def tell_steps(run: RunFile, on_event: OnEvent) -> None:
-    """A line for each step and each alarm that is added to metrics.jsonl and alarms.jsonl from now on; ends only when cancelled."""
-
-    async def alarms() -> None:
-        async for alarm in follow(run.run_dir / "alarms.jsonl"):
-            on_event(f"alarm {alarm['alarm']}{'' if alarm['fires'] else ' is over'}: {alarm['words']}")
-
-    watching = asyncio.create_task(alarms())
-    try:
-        async for metrics in follow(run.run_dir / "metrics.jsonl"):
-            on_event(words(metrics, run.learner.steps))
-    finally:
-        watching.cancel()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from deploy.gpus_here import names_of
 from deploy.schema import RunFile
 from learner.config import LearnerConfig
 from protos.security import OPEN, Security, resolve
@@ -80,7 +81,7 @@ def name_of(role: Role, index: int) -> str:
 def configured(process: Process, own: Where, others: Mapping[str, str]) -> dict[str, Any]:
     """What the process is started with. others: address of each of `needs`."""
     config = {**process.config, "address": own.address, "metrics_address": own.metrics}
-    if process.role == "rollout":
+    if process.role == "rollout" and LEARNER in process.needs:
         config["learner"] = others[LEARNER]
         config["rewards"] = [others[name] for name in process.needs if name != LEARNER] or config["rewards"]
     return config
@@ -97,7 +98,7 @@ def command_of(process: Process, own: Where, others: Mapping[str, str]) -> tuple
 
 def environment_of(gpus: tuple[int, ...]) -> dict[str, str]:
     """What a service sees besides the launcher's own environment, which stays where it says something else."""
-    shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(names_of(gpus)), "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")} if gpus else {}
     # Engine and trainer share the cores, and a waiting thread that spins takes one from the other: two processes that multiply
     # matrices with two threads each on two busy cores did 2.5 times as much with passive waiting.
     return shown if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE", **shown}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -18,34 +20,64 @@ from protos.rollout.v1alpha1 import rollout_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
 NUM_POINTS = 40  # of a line of bars
+BESIDE_CURVE = 38  # characters of a line that are not bars: border, name, bounds
 WIDE = 100  # characters, from which on two panels stand beside each other
 SILENT_S = 5.0  # since a replica was heard, from which on that is marked
 COLOURS = {"serving": "green", "waiting": "cyan", "starting": "cyan", "draining": "yellow", "stale": "bold red", "gone": "red"}
 SEVERITIES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-def page(status: learner_pb2.GetStatusResponse, steps: Sequence[Metrics], *, num_steps: int | None, time: str, width: int = 120) -> RenderableType:
-    """width: of the terminal, in characters. steps: the surviving ones, in order; none where the run folder is not on this machine. num_steps: of the whole run; None: not known."""
-    parts: list[RenderableType] = [_head(status, num_steps, time), _alarms(status)]
-    parts.append(_beside(_newest(steps), _curves(steps), width) if steps else Text("no step yet", style="dim"))
-    parts.append(_beside(_groups(status), _staleness(status), width))
-    parts.append(_replicas(status))
-    return Group(*parts)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One panel, or two beside each other. Example: `Part(name="replicas", rank=3, shown=panel)`"""
+
+    name: str
+    rank: int  # 0: stays longest on a page that is too short
+    shown: RenderableType
 
 
-def spark(values: Sequence[float | None]) -> str:
+def page(status: learner_pb2.GetStatusResponse, steps: Sequence[Metrics], *, num_steps: int | None, time: str, width: int = 120, height: int | None = None) -> RenderableType:
+    """width, height: of the terminal, in characters; None: as high as it gets. steps: the surviving ones, in order; none where the run folder is not on this machine. num_steps: of the whole run; None: not known."""
+    parts = [Part(name="run", rank=0, shown=_head(status, num_steps, time)), Part(name="alarms", rank=1, shown=_alarms(status))]
+    if not steps:
+        parts.append(Part(name="step", rank=2, shown=Text("no step yet", style="dim")))
+    elif width < WIDE:
+        parts += [Part(name="step", rank=2, shown=_newest(steps)), Part(name="curves", rank=5, shown=_curves(steps, width))]
+    else:
+        parts.append(Part(name="step and curves", rank=2, shown=_beside(_newest(steps), _curves(steps, width // 2))))
+    if width < WIDE:
+        parts += [Part(name="groups", rank=4, shown=_groups(status)), Part(name="staleness", rank=6, shown=_staleness(status))]
+    else:
+        parts.append(Part(name="groups and staleness", rank=4, shown=_beside(_groups(status), _staleness(status))))
+    parts.append(Part(name="replicas", rank=3, shown=_replicas(status)))
+    return Group(*(part.shown for part in parts)) if height is None else _fitted(parts, width, height)
+
+
+def _fitted(parts: list[Part], width: int, height: int) -> RenderableType:
+    """What fits into so many lines, the most important first; the last line says what does not."""
+    console = Console(width=width, file=io.StringIO())
+    lines = {part.name: len(console.render_lines(part.shown)) for part in parts}
+    shown, left = {part.name for part in parts}, list[str]()
+    for part in sorted(parts, key=lambda part: -part.rank)[:-1]:
+        if sum(lines[name] for name in shown) + bool(left) <= height:
+            break
+        shown.remove(part.name)
+        left.append(part.name)
+    words = [Text(f"a higher window shows: {', '.join(part.name for part in parts if part.name in left)}", style="dim", no_wrap=True, overflow="ellipsis")] if left else []
+    return Group(*(part.shown for part in parts if part.name in shown), *words)
+
+
+def spark(values: Sequence[float | None], most: int = NUM_POINTS) -> str:
     """The last values as bars from their lowest to their highest. Example: `spark([0, 1, 2])` is "▁▅█"; a missing value is a blank."""
-    shown = values[-NUM_POINTS:]
+    shown = values[-most:]
     known = [value for value in shown if value is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
     span = (high - low) or 1.0
     return "".join(" " if value is None else BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] if high > low else BARS[0] for value in shown)
 
 
-def _beside(left: RenderableType, right: RenderableType, width: int) -> RenderableType:
-    """Two halves of the page, one below the other where the terminal is narrow."""
-    if width < WIDE:
-        return Group(left, right)
+def _beside(left: RenderableType, right: RenderableType) -> RenderableType:
+    """Two halves of the page."""
     table = Table.grid(expand=True)
     table.add_column(ratio=1)
     table.add_column(ratio=1)
@@ -88,13 +120,15 @@ def _newest(steps: Sequence[Metrics]) -> RenderableType:
     return Panel(table, title=f"Step {line['step']}")
 
 
-def _curves(steps: Sequence[Metrics]) -> RenderableType:
+def _curves(steps: Sequence[Metrics], width: int) -> RenderableType:
+    """As many of the last steps as have room beside a curve's name and bounds."""
+    most = max(8, min(NUM_POINTS, len(steps), width - BESIDE_CURVE))
     table = Table.grid(padding=(0, 2))
     for name, read in (("reward", _at("reward_mean")), ("loss", _at("loss")), ("entropy", _at("entropy_estimate")), ("seconds", lambda line: line.get("seconds", {}).get("total")), ("tokens/s drawn", _at("generated_tokens_per_s")), ("gradient norm", _at("grad_norm"))):
-        values = [read(line) for line in steps[-NUM_POINTS:]]
+        values = [read(line) for line in steps[-most:]]
         known = [value for value in values if value is not None]
-        table.add_row(Text(name, style="dim"), Text(spark(values), style="cyan"), Text(f"{_number(min(known))} to {_number(max(known))}" if known else "-", style="dim"))
-    return Panel(table, title=f"Last {min(len(steps), NUM_POINTS)} steps")
+        table.add_row(Text(name, style="dim"), Text(spark(values, most), style="cyan", no_wrap=True), Text(f"{_number(min(known))} to {_number(max(known))}" if known else "-", style="dim", no_wrap=True))
+    return Panel(table, title=f"Last {min(len(steps), most)} steps")
 
 
 def _groups(status: learner_pb2.GetStatusResponse) -> RenderableType:
@@ -120,15 +154,16 @@ def _staleness(status: learner_pb2.GetStatusResponse) -> RenderableType:
 
 def _replicas(status: learner_pb2.GetStatusResponse) -> RenderableType:
     table = Table(expand=True, box=None, header_style="dim")
-    for name, justify in (("replica", "left"), ("state", "left"), ("version", "right"), ("requests", "right"), ("groups", "right"), ("tokens", "right"), ("heard", "right"), ("", "left")):
-        table.add_column(name, justify=justify, no_wrap=name in ("replica", "state", "heard"))  # type: ignore[arg-type]
+    for name, justify in (("replica", "left"), ("state", "left"), ("version", "right"), ("requests", "right"), ("groups", "right"), ("tokens", "right"), ("heard", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for one in status.replicas:
         state = rollout_pb2.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower() if one.attending else "gone"
         behind = status.newest_version - one.loaded_version
         version = f"{one.loaded_version}{f' (-{behind})' if behind > 0 and one.attending else ''}"
         heard = Text(f"{_time(one.silent_s)} ago", style="yellow" if one.silent_s > SILENT_S else "")
-        table.add_row(one.replica_id, Text(state, style=COLOURS.get(state, "")), version, str(one.num_running), str(one.num_leases), f"{one.num_tokens:,}", heard, Text(one.detail, style="yellow"))
-    return Panel(table if status.replicas else Text("none attends", style="yellow"), title=f"Replicas ({sum(one.attending for one in status.replicas)})")
+        table.add_row(one.replica_id, Text(state, style=COLOURS.get(state, "")), version, str(one.num_running), str(one.num_leases), f"{one.num_tokens:,}", heard)
+    details = [Text(f"{one.replica_id}: {one.detail}", style="yellow") for one in status.replicas if one.detail]
+    return Panel(Group(table, *details) if status.replicas else Text("none attends", style="yellow"), title=f"Replicas ({sum(one.attending for one in status.replicas)})")
 
 
 def _at(key: str) -> Any:

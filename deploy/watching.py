@@ -25,7 +25,7 @@ def watch(ask: Callable[[], learner_pb2.GetStatusResponse], target: str, console
     answer, answered_s = ask(), time.monotonic()
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while not answer.finished:
-            live.update(screen(answer, time.monotonic() - answered_s, live.console.width), refresh=True)
+            live.update(screen(answer, time.monotonic() - answered_s, live.console.width, live.console.height), refresh=True)
             time.sleep(EVERY_S)
             try:
                 answer, answered_s = ask(), time.monotonic()
@@ -36,11 +36,11 @@ def watch(ask: Callable[[], learner_pb2.GetStatusResponse], target: str, console
     console.print(screen(answer, 0.0, console.width))
 
 
-def screen(answer: learner_pb2.GetStatusResponse, unanswered_s: float, width: int) -> RenderableType:
+def screen(answer: learner_pb2.GetStatusResponse, unanswered_s: float, width: int, height: int | None = None) -> RenderableType:
     """The page of an answer, with what the run folder tells where it is on this machine."""
     run_dir = Path(answer.run_dir)
     clock = time.strftime("%H:%M:%S") if unanswered_s < 3 else f"no answer for {unanswered_s:.0f} s"
-    return page(answer, steps_in(run_dir), num_steps=wanted_steps(run_dir), time=clock, width=width)
+    return page(answer, steps_in(run_dir), num_steps=wanted_steps(run_dir), time=clock, width=width, height=height)
 
 
 def steps_in(run_dir: Path) -> list[Metrics]:

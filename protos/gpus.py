@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,11 @@ class Gpus:
 
     def __len__(self) -> int:
         return len(self._handles)
+
+    @property
+    def uuids(self) -> list[str]:
+        """As NVML writes them."""
+        return [uuid for _, uuid, _ in self._handles]
 
     def _found(self) -> Iterator[tuple[str, str, Any]]:
         nvml: Any = self._nvml
@@ -103,6 +108,23 @@ class Gpus:
             return None
         sent, received = (1024 * int(value.value.ullVal) for value in values)
         return sent, received
+
+
+def check_given(used: Iterable[str], nvml: Any | None = None) -> None:
+    """Holds the GPUs that a process found itself on (UUIDs, "" for none) against those that CUDA_VISIBLE_DEVICES gives it.
+
+    Raises ValueError for one that it was not given. Where NVML is not there, or parts of GPUs are given away (MIG), nothing is known and nothing is said.
+    """
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    library = nvml if nvml is not None else _nvml()
+    given = Gpus(library).uuids if library is not None and "MIG-" not in (shown or "") else []
+    bare = {uuid.removeprefix("GPU-") for uuid in given}
+    strange = sorted({uuid for uuid in used if uuid and uuid.removeprefix("GPU-") not in bare})
+    if given and strange:
+        raise ValueError(
+            f"this process works on GPU {', '.join(strange)}, and CUDA_VISIBLE_DEVICES={shown if shown is not None else '(unset)'} gives it {', '.join(given)}: another program "
+            "changed it, or CUDA counts in another order than the driver; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID"
+        )
 
 
 def _nvml() -> Any | None:

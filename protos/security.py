@@ -1,4 +1,4 @@
-"""TLS and the bearer token of one service: what the configuration says, and what it comes to. Imports pydantic only.
+"""TLS and the bearer token of one service: what the configuration says, and what it comes to. Imports pydantic and the standard library only.
 
 A server that others can reach speaks TLS and asks for a token, or its configuration says in so many words that it does not. Secrets are
 named (an environment variable, a file), never written into a configuration, so that none ends in a log, a report or a resolved file.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,7 @@ def resolve(config: SecurityConfig, *, address: str = "") -> Security:
         raise ValueError(f"security: certificate={config.certificate} and key={config.key}: a server needs both; give the other one, too")
     for name in ("certificate", "key", "ca"):
         _check_file(f"security.{name}", getattr(config, name))
+    _check_pem(config)
     token = secret("security", config.token_env, config.token_file)
     if address and not is_loopback(address):
         lacks = [word for word, there in (("tls", config.certificate is not None), ("token", bool(token))) if not there and word not in config.off]
@@ -92,6 +94,24 @@ def secret(where: str, variable: str, file: Path | None) -> str:
     if not found or not found.isascii() or not found.isprintable() or " " in found:
         raise ValueError(f"{where}: the token in {variable or file} must be one word of printable ASCII characters, and {'there is none' if not found else 'is something else'}; write one there")
     return found
+
+
+def _check_pem(config: SecurityConfig) -> None:
+    """gRPC would take what is no certificate, and fail at the first call, or say that the port is taken. Raises ValueError."""
+    if config.certificate is not None and config.key is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.certificate, config.key, password=lambda: b"")  # a key with a pass phrase is refused, not asked for
+        except (ssl.SSLError, ValueError) as error:
+            raise ValueError(f"security.certificate={config.certificate}, security.key={config.key}: no certificate chain in PEM with its private key, without a pass phrase ({_words(error)}); give the two that belong together") from None
+    if config.ca is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(config.ca)
+        except (ssl.SSLError, ValueError) as error:
+            raise ValueError(f"security.ca={config.ca}: holds no certificate in PEM ({_words(error)}); give the file with the authority's certificate") from None
+
+
+def _words(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error).replace("_", " ").lower()
 
 
 def _check_file(key: str, path: Path | None) -> None:

@@ -113,7 +113,8 @@ class Episodes:
             hosted = await place.host.open()
             earned = await hosted.run(task, self._agents.url(session.id), self._agents.api_key)
         except EnvironmentFailure as error:
-            failure = error
+            if error.reason != "error" or not exchange.is_refused:  # one that ends by the refusal of what outgrew its room is cut there
+                failure = error
             logger.info("agent %s: %s", name, error)
         finally:
             self._agents.sessions.close(session.id)

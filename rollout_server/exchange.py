@@ -45,6 +45,7 @@ class Exchange:
         self.conversation = Conversation()
         self.unusable = ""  # why no answer of it may be trained on
         self.is_cut = False  # an answer or a prompt met the end of the room
+        self.is_refused = False  # the newest prompt left no room for an answer
         self.messages: tuple[Message, ...] = ()  # of the latest answer: all that came before it, and itself
         self._tokens = tokens
         self._dialogue = Dialogue(tokens, template=template)
@@ -63,7 +64,8 @@ class Exchange:
         return self._with_room(Asked(messages=(), rendered=(), tools=None, text="", ids=prompt, goes_on=False))
 
     def _with_room(self, asked: Asked) -> Asked:
-        if len(asked.ids) >= self._room_tokens:
+        self.is_refused = len(asked.ids) >= self._room_tokens
+        if self.is_refused:
             self.is_cut = True
             raise OutOfRoom(f"the prompt is {len(asked.ids)} tokens, and {self._room_tokens} must hold them and an answer; in a run a sample has its leased prompt and sampling.max_new_tokens in all")
         return asked

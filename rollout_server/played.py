@@ -37,7 +37,7 @@ class Played:
         if self.failure is not None:
             return f"environment_{self.failure.reason}"
         if not self.conversation.turns:
-            return "no_turn"
+            return "environment_no_room" if self.is_cut else "environment_no_turn"
         return self.unusable
 
     @property

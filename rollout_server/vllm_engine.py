@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from protos.gpus import check_given
 from rollout_server import vllm_setup
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import (
@@ -77,6 +78,7 @@ class VllmEngine(VllmUpdates):
         self._accounting = Accounting(self._engine) if slow_reason else Intake(self._engine, interval_s=self._config.delta_interval_s)
         logger.info("tokens leave vLLM %s", f"by its own way, an object a token: {slow_reason}" if slow_reason else "in columns, a step at a time")
         workers = sorted(await self._rpc("headrace_describe", timeout_s=60.0), key=lambda answer: answer["worker"])
+        check_given(worker["device_uuid"] for worker in workers)
         if self._config.quantization and not all(worker["quantized"] for worker in workers):
             raise ValueError(f"quantization={self._config.quantization}: this build of vLLM takes it and leaves the weights as they are; name another of its online ways, or leave it out")
         await self._choose_apply("loader" if self._config.quantization else self._config.apply)

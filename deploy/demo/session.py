@@ -3,7 +3,8 @@
     reward ──ready──┐
     replica ─ready──┴▶ questions (before) ─▶ start the learner ─▶ its exit ─▶ replica at the last version ─▶ questions (after)
 
-The replica is the one that was trained with, so "after" measures weights that were pushed and not only saved.
+The replica is the one that was trained with, so "after" measures weights that were pushed and not only saved. One that was lost when the learner
+left can be given nothing any more: it is started anew on the saved weights, and that is told.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from deploy.backends import check
 from deploy.demo.evaluate import Evaluation, Examiner, Question
 from deploy.fleet import Fleet
 from deploy.keeper import Keeper
-from deploy.launch import Backend, fleet_of, tell_steps
+from deploy.launch import Backend, fleet_of
 from deploy.processes import LEARNER
 from deploy.progress import read_all, surviving
 from deploy.schema import RunFile
 from deploy.services import write_atomically
+from deploy.telling import tell_steps
 from learner.supervisor import claimed
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.rpc import channel, deadline_s
@@ -35,7 +37,7 @@ from protos.rpc import channel, deadline_s
 START_S = 600.0  # for imports and loading on a busy machine
 LOST_S = 300.0  # for a replica or a reward server that was lost while it was asked to be back
 RETRY_S = 2.0
-LAST_PUSH_S = 180.0  # a replica that was lost at the end starts again first
+LAST_PUSH_S = 60.0  # for a replica to load what the learner pushed before it left
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED)
 REWARD, REPLICA = "reward-0", "rollout-0"
 
@@ -116,7 +118,8 @@ async def _teach(run: RunFile, lesson: Lesson, fleet: Fleet, on_event: Callable[
         for each in lesson.baselines:
             baselines[each.name] = await keeper.until(ask(f"baseline-{each.name}", partial(examiner, each.max_new_tokens), each.questions))
         await _train(keeper, fleet, run, on_event)
-        await _until_current(fleet, final_version(run.run_dir), on_event)
+        if not await _until_current(fleet, final_version(run.run_dir), on_event, limit_s=LAST_PUSH_S):
+            await _serve_saved(fleet, run, on_event)
         after = await ask("after", lambda: examiner(lesson.max_new_tokens), lesson.questions)
     minutes = (time.monotonic() - started) / 60
     return Taught(before=before, after=after, baselines=baselines, minutes=minutes, steps=final_step(run.run_dir))
@@ -146,17 +149,28 @@ async def _train(keeper: Keeper[Any], fleet: Fleet, run: RunFile, on_event: Call
         on_event(f"training ended at its limit of {run.learner.max_minutes:g} minutes, after step {step} of {run.learner.steps}")
 
 
-async def _until_current(fleet: Fleet, version: int, on_event: Callable[[str], None]) -> None:
-    """Returns once the replica has loaded `version`, wherever it is by now. Raises RuntimeError when it has not within LAST_PUSH_S."""
-    end, loaded = time.monotonic() + LAST_PUSH_S, 0
+async def _until_current(fleet: Fleet, version: int, on_event: Callable[[str], None], *, limit_s: float) -> bool:
+    """Whether the replica has loaded `version` in time, wherever it is by now."""
+    end, loaded = time.monotonic() + limit_s, -1
     while time.monotonic() < end:
-        with contextlib.suppress(grpc.aio.AioRpcError):  # it may be starting again on another machine
+        with contextlib.suppress(grpc.aio.AioRpcError, KeyError):  # it may be starting again, on another machine
             loaded = await _loaded_version(fleet.where(REPLICA).address)
         if loaded >= version:
             on_event(f"{REPLICA} serves version {loaded}")
-            return
+            return True
         await asyncio.sleep(0.2)
-    raise RuntimeError(f"{REPLICA} serves version {loaded}, not the last one, {version}, {LAST_PUSH_S:.0f} s after training; its log says why")
+    return False
+
+
+async def _serve_saved(fleet: Fleet, run: RunFile, on_event: Callable[[str], None]) -> None:
+    """The replica anew, on what the learner saved. Raises RuntimeError when it does not come up."""
+    model = run.run_dir / "model"
+    on_event(f"{REPLICA} was lost when the learner left, and has not its last version: it is started anew on the saved weights, {model}")
+    process = next(each for each in fleet.first if each.name == REPLICA)
+    await fleet.stop(REPLICA)
+    fleet.start(replace(process, config={**process.config, "model": str(model.absolute())}, needs=()))
+    if not await _until_current(fleet, 0, lambda _: None, limit_s=START_S):
+        raise RuntimeError(f"{REPLICA} did not serve {model} within {START_S:.0f} s; its log says why")
 
 
 async def _loaded_version(address: str) -> int:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from learner.trainer.rounds import fresh
+from protos.gpus import check_given
 
 _TIMEOUT = timedelta(minutes=20)  # ranks wait for one another while one of them waits for the gateway; a dead rank is noticed at once
 
@@ -78,6 +79,7 @@ def joined(place: Place, device: torch.device) -> Iterator[World]:
     """The process group while the block runs. CPU tensors always travel by gloo, so agreement needs no device."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        check_given([str(torch.cuda.get_device_properties(device).uuid)])
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if not place.rendezvous and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT)

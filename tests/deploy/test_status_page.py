@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 from rich.console import Console
+from rich.terminal_theme import MONOKAI
 
 from deploy import watching
 from deploy.mistakes import Mistakes
 from deploy.status_page import page, spark
 from protos.learner.v1alpha1 import learner_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
+from tests.system.status_picture import CELL, draw
 
 
 def a_status(**changes: Any) -> learner_pb2.GetStatusResponse:
@@ -36,9 +39,9 @@ def a_step(step: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shown(width: int = 120, **changes: Any) -> str:
+def shown(width: int = 120, *, num_steps: int = 12, height: int | None = None, **changes: Any) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(page(a_status(**changes), [a_step(step) for step in range(1, 13)], num_steps=50, time="12:00:00", width=width))
+    console.print(page(a_status(**changes), [a_step(step) for step in range(1, num_steps + 1)], num_steps=50, time="12:00:00", width=width, height=height))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -58,8 +61,33 @@ def test_alarms_and_the_last_verdict_come_first() -> None:
     assert "HeadraceReplicaStalled  replica a has requests" in text and "for 5 min" in text and text.index("stalled replica a") < text.index("reward")
 
 
-def test_it_fits_a_narrow_terminal() -> None:
-    assert all(len(line) <= 80 for line in shown(80).splitlines())
+@pytest.mark.parametrize("width", [80, 99, 100, 120, 200])
+def test_it_fits_the_terminal_and_nothing_of_it_is_cut_off(width: int) -> None:
+    """Forty steps and more: the newest one's bar is the highest of the reward's, and the last of its line."""
+    text = shown(width, num_steps=45)
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines) and "…" not in text
+    (reward,) = [line for line in lines if "▁" in line and "reward" in line]
+    assert "█  " in reward and "4.5" in reward
+    assert "requests" in text and "rollout-1: FAILED in apply" in text
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "there", "left"),
+    [
+        # head 5, alarms 3, step 8, replicas 7 and the last line: 24
+        (80, 24, ["step 12 of 50", "no alarm fires", "Step 12", "Replicas (2)"], "a higher window shows: curves, groups, staleness"),
+        (80, 60, ["Last 12 steps", "Groups", "Staleness", "Replicas (2)"], ""),
+        (120, 24, ["Step 12", "Last 12 steps", "Replicas (2)"], "a higher window shows: groups and staleness"),
+        (120, 40, ["Step 12", "Groups", "Staleness", "Replicas (2)"], ""),
+        (80, 5, ["step 12 of 50"], "a higher window shows: alarms"),
+    ],
+)
+def test_a_low_terminal_shows_what_matters_most_and_says_what_it_does_not(width: int, height: int, there: list[str], left: str) -> None:
+    text = shown(width, height=height)
+    assert all(words in text for words in there)
+    assert (left in text) if left else ("a higher window" not in text)
+    assert len(text.splitlines()) <= max(height, 6)  # the head alone is never left out
 
 
 @pytest.mark.parametrize(("values", "bars"), [([0, 1, 2], "▁▅█"), ([5.0, 5.0], "▁▁"), ([0, None, 7], "▁ █"), ([], ""), (list(range(100)), None)])
@@ -85,3 +113,10 @@ def test_watching_bears_a_gateway_that_is_away_for_a_while_and_ends_with_the_run
     assert not answers and "finished" in console.file.getvalue()  # type: ignore[attr-defined]
     with pytest.raises(Mistakes):
         watching.watch(lambda: (_ for _ in ()).throw(Mistakes(["nobody"])), "nowhere:1", console)
+
+
+def test_the_page_can_be_looked_at_as_a_picture(tmp_path: Path) -> None:
+    draw(page(a_status(), [a_step(1)], num_steps=50, time="12:00:00", width=80), 80, tmp_path / "page.png")
+    picture = imread(tmp_path / "page.png")
+    dark = (abs(picture[..., :3] - [each / 255 for each in MONOKAI.background_color]) < 0.01).all(axis=-1)
+    assert picture.shape[1] == pytest.approx(80 * CELL + 20, abs=1) and 0.7 < dark.mean() < 0.99  # words on a dark ground

@@ -82,3 +82,17 @@ def test_unknown_keys_fail() -> None:
     with pytest.raises(ValueError, match="token"):
         config(token="written into the file")
     logging.getLogger().debug("nothing is logged")
+
+
+def test_what_is_no_certificate_or_another_s_key_is_told_before_anything_listens(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("server", days=1)
+    _, other = authority.sign("other", days=1)
+    for wrong in (other, authority.ca):
+        with pytest.raises(ValueError, match="no certificate chain in PEM with its private key") as caught:
+            resolve(config(certificate=certificate, key=wrong))
+        assert f"security.key={wrong}" in str(caught.value) and "\n" not in str(caught.value)
+    (tmp_path / "text").write_text("no PEM")
+    with pytest.raises(ValueError, match=r"security\.ca=.*text: holds no certificate in PEM"):
+        resolve(config(ca=tmp_path / "text"))
+    assert resolve(config(ca=authority.ca, certificate=certificate, key=key)).ca == authority.ca

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.on_ray.placing import bundle_of, groups_of, missing
@@ -34,3 +35,9 @@ def test_a_cluster_that_is_too_small_is_told_with_both_numbers() -> None:
     assert missing(groups, {"CPU": 4.0, "GPU": 8.0}) == ""
     assert missing(groups, {"CPU": 3.0, "GPU": 6.0}) == "CPU: 4 wanted, 3 there; GPU: 8 wanted, 6 there"
     assert missing(groups, {"CPU": 4.0}) == "GPU: 8 wanted, 0 there"
+
+
+def test_one_device_more_than_there_are_and_sixty_processors_of_sixteen_are_told_apart() -> None:  # faults.md 129
+    assert missing(groups_of(RUN, {"learner": 5, "rollout": 2}, {}), {"CPU": 16.0, "GPU": 8.0}) == "GPU: 9 wanted, 8 there"
+    many = [replace(RUN[0], name=f"{RUN[0].name}-{number}") for number in range(60)]
+    assert missing(groups_of(many, {}, {}), {"CPU": 16.0, "GPU": 0.0}) == "CPU: 60 wanted, 16 there"

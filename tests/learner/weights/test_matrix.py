@@ -2,13 +2,14 @@
 
 Trainer ranks are played from the plan: rank r's file is made of exactly the boxes that FSDP2 gives it. Every second replica is one of
 two tensor-parallel workers, which keep their own parts. What arrives is held against the model, and, put where the engine's layout
-says, against q, k, v and gate, up concatenated and cut.
+says, against q, k, v and gate, up concatenated and cut. `-s` prints every cell; test_matrix_pushed.py sends the same cells over gloo.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Mistral
 from learner.weights.announce import manifest_of
 from learner.weights.placement import Split, held
 from learner.weights.plan import TensorSpec, TransferPlan, make_plan
+from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.layout import Engine, engine_of, place_of
-from protos.weights.staging import Staging, VerifiedStaging, digest
+from protos.weights.staging import Keep, Staging, VerifiedStaging, digest
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 67}
 MODELS = {
@@ -31,8 +33,10 @@ MODELS = {
     "qwen3-biases": (Qwen3Config, {"attention_bias": True}),
     "gemma": (GemmaConfig, {}),
     "gemma-biases": (GemmaConfig, {"attention_bias": True}),
-    "mistral": (MistralConfig, {}),
+    "mistral": (MistralConfig, {}),  # its architecture has no biases
 }
+RANKS, REPLICAS = (1, 2, 4), (1, 2, 3)
+BUCKET_BYTES = 1500
 
 
 @cache
@@ -60,6 +64,25 @@ def files_of(plan: TransferPlan, tensors: list[torch.Tensor]) -> list[bytes]:
     return [bytes(file) for file in files]
 
 
+def keep_of(engine: Engine) -> Keep:
+    """A worker's own parts."""
+
+    def part(name: str, shape: tuple[int, ...], itemsize: int) -> Any:
+        place = place_of(name, shape, engine)
+        assert place is not None, name
+        return place.part(shape, itemsize)
+
+    return part
+
+
+def manifest_with_digests(plan: TransferPlan, files: list[bytes]) -> manifest_pb2.Manifest:
+    digests: list[list[int]] = [[] for _ in range(plan.num_owners)]
+    for piece in plan.slices:
+        start = plan.buckets[piece.bucket].file_offset + piece.bucket_offset
+        digests[piece.owner].append(digest(np.frombuffer(files[piece.owner], dtype=np.uint8)[start : start + piece.num_bytes]))
+    return manifest_of(plan, policy_step=3, digests=digests)
+
+
 def receive(plan: TransferPlan, files: list[bytes], engines: list[Engine | None]) -> list[VerifiedStaging]:
     """Sends every bucket once to each receiver, in the order of the plan. An engine: that worker's parts alone."""
 
@@ -67,20 +90,8 @@ def receive(plan: TransferPlan, files: list[bytes], engines: list[Engine | None]
         part = plan.buckets[bucket]
         return np.frombuffer(files[part.owner], dtype=np.uint8)[part.file_offset + offset : part.file_offset + offset + size]
 
-    digests: list[list[int]] = [[] for _ in range(plan.num_owners)]
-    for piece in plan.slices:
-        digests[piece.owner].append(digest(dense(piece.bucket, piece.bucket_offset, piece.num_bytes)))
-    manifest = manifest_of(plan, policy_step=3, digests=digests)
-
-    def keep(engine: Engine) -> Any:
-        def part(name: str, shape: tuple[int, ...], itemsize: int) -> Any:
-            place = place_of(name, shape, engine)
-            assert place is not None, name
-            return place.part(shape, itemsize)
-
-        return part
-
-    receivers = [Staging(manifest, keep=keep(engine) if engine else None) for engine in engines]
+    manifest = manifest_with_digests(plan, files)
+    receivers = [Staging(manifest, keep=keep_of(engine) if engine else None) for engine in engines]
     for index, bucket in enumerate(plan.buckets):
         data = torch.from_numpy(dense(index, 0, bucket.num_bytes).copy())
         for receiver in receivers:
@@ -125,22 +136,49 @@ def test_every_replica_gets_every_byte_and_the_engine_s_image_is_the_model(famil
     named, config = model(family, tied)
     alone = engine_of(config)
     assert alone is not None
-    tensors, shapes = list(named.values()), {name: tuple(t.shape) for name, t in named.items()}
     assert ("lm_head.weight" in named) == (not tied)  # faults.md 1
-    specs = [TensorSpec(name=name, shape=shapes[name], dtype="bfloat16", itemsize=2) for name in named]
-    for num_ranks in (1, 2, 4):
-        boxes = [[held(shape, (num_ranks,), (rank,), [Split(dim=0)]) for rank in range(num_ranks)] for shape in shapes.values()]
-        plan = make_plan(specs, boxes, bucket_bytes=1500)
-        files = files_of(plan, tensors)
-        assert sum(map(len, files)) == plan.total_bytes
-        for num_replicas in (1, 2, 3):
-            two = [engine_of(config, num_workers=2, worker=worker) for worker in range(2)]
-            engines = [engine for replica in range(num_replicas) for engine in (two if replica % 2 else [None])]
+    ran = []
+    for num_ranks in RANKS:
+        plan, files = cut(named, num_ranks)
+        for num_replicas in REPLICAS:
+            engines = engines_of(config, num_replicas)
             for engine, staging in zip(engines, receive(plan, files, engines), strict=True):
-                if engine is None:
-                    assert all(torch.equal(tensor, named[name]) for name, tensor in staging.tensors())
-                found = image(staging, shapes, engine or alone)
-                for name, tensor in expected(named, engine or alone):
-                    assert torch.equal(found[name], tensor), (num_ranks, engine, name)
-                if engine is not None:
-                    assert staging.num_bytes < 0.75 * plan.total_bytes  # its own parts, not the model
+                check(named, plan, staging, engine, alone)
+            ran.append((num_ranks, num_replicas))
+            print(f"{family} {'tied' if tied else 'untied'} {num_ranks} x {num_replicas}: {plan.total_bytes} bytes in {len(plan.buckets)} buckets to {len(engines)} workers")
+    assert ran == list(product(RANKS, REPLICAS))
+
+
+def test_the_cells_are_every_family_tied_and_untied_with_biases_where_there_are_any() -> None:
+    assert {name.partition("-")[0] for name in MODELS} == {"llama", "qwen2", "qwen3", "gemma", "mistral"}
+    for tied in (True, False):
+        biased = {name for name in MODELS if any(parameter.endswith(".bias") for parameter in model(name, tied)[0])}
+        assert biased == {"llama-biases", "qwen2", "qwen3-biases", "gemma-biases"}
+    assert len(MODELS) * 2 * len(RANKS) * len(REPLICAS) == 144
+
+
+def cut(named: dict[str, torch.Tensor], num_ranks: int) -> tuple[TransferPlan, list[bytes]]:
+    """The plan of so many FSDP2 ranks, and what each would write."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+    boxes = [[held(shape, (num_ranks,), (rank,), [Split(dim=0)]) for rank in range(num_ranks)] for shape in shapes.values()]
+    plan = make_plan([TensorSpec(name=name, shape=shapes[name], dtype="bfloat16", itemsize=2) for name in named], boxes, bucket_bytes=BUCKET_BYTES)
+    files = files_of(plan, list(named.values()))
+    assert sum(map(len, files)) == plan.total_bytes
+    return plan, files
+
+
+def engines_of(config: dict[str, Any], num_replicas: int) -> list[Engine | None]:
+    """The workers of the replicas: one each (None), every second replica two tensor-parallel ones."""
+    two = [engine_of(config, num_workers=2, worker=worker) for worker in range(2)]
+    return [engine for replica in range(num_replicas) for engine in (two if replica % 2 else [None])]
+
+
+def check(named: dict[str, torch.Tensor], plan: TransferPlan, staging: VerifiedStaging, engine: Engine | None, alone: Engine) -> None:
+    """What one worker received is the model, or its own parts of it, where the engine wants them."""
+    if engine is None:
+        assert all(torch.equal(tensor, named[name]) for name, tensor in staging.tensors())
+    found = image(staging, {name: tuple(tensor.shape) for name, tensor in named.items()}, engine or alone)
+    for name, tensor in expected(named, engine or alone):
+        assert torch.equal(found[name], tensor), (plan.num_owners, engine, name)
+    if engine is not None:
+        assert staging.num_bytes < 0.75 * plan.total_bytes  # its own parts, not the model

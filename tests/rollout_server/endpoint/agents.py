@@ -14,6 +14,9 @@ def work(task: Any, base_url: str, api_key: str) -> float | None:
         return 1.0
     client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": task.prompt}]
+    while how == "endless":  # until it is refused
+        said = client.chat.completions.create(model="any", messages=messages).choices[0].message.content
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
     for follow_up in ("and then?", "so?"):
         said = client.chat.completions.create(model="any", messages=messages, max_tokens=6, temperature=0.0).choices[0].message.content
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": follow_up}]

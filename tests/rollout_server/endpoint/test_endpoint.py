@@ -10,6 +10,7 @@ import aiohttp
 import openai
 import pytest
 
+from protos.trajectory.v1alpha1 import trajectory_pb2
 from rollout_server.tokens import Tokens
 from tests.rollout_server import reference
 from tests.rollout_server.conftest import Running, Start
@@ -136,9 +137,9 @@ def test_an_address_that_others_reach_wants_tls_and_a_token() -> None:
 async def test_an_agents_sample_is_leased_drawn_and_submitted(start: Start, learner: FakeLearner, reward: FakeReward, other_model: Path) -> None:
     """Two agents by the same client: one says what it earned, the other lets the reward server say. Their own temperature does not count."""
     learner.publish(1, other_model)
-    await learner.lend(lease(0, group_size=2, fields={"how": "earned", "environment": "a"}), lease(1, group_size=1, fields={"how": "silent", "environment": "a"}), lease(2, group_size=1, fields={"how": "raise", "environment": "a"}), lease(3, group_size=1, fields={"how": "mute", "environment": "a"}))
+    await learner.lend(lease(0, group_size=2, fields={"how": "earned", "environment": "a"}), lease(1, group_size=1, fields={"how": "silent", "environment": "a"}), lease(2, group_size=1, fields={"how": "raise", "environment": "a"}), lease(3, group_size=1, fields={"how": "mute", "environment": "a"}), lease(4, group_size=1, fields={"how": "endless", "environment": "a"}))
     await start(openai={"address": "127.0.0.1:0"}, environments=[{"name": "a", "use": f"{HERE}:work", "agent": True, "max_sessions": 2}], **at(learner, reward))
-    await learner.until(lambda: len(learner.submitted) == 5, 120)
+    await learner.until(lambda: len(learner.submitted) == 6, 120)
     model = reference.load(other_model)
     by_group = {t.group_id: t for t in learner.submitted}
     for t in (t for t in learner.submitted if t.group_id in ("g0", "g1")):
@@ -149,7 +150,9 @@ async def test_an_agents_sample_is_leased_drawn_and_submitted(start: Start, lear
         assert {s.version for s in t.spans} == {1}
     assert [t.reward.score.value for t in learner.submitted if t.group_id == "g0"] == [0.5, 0.5] and by_group["g1"].reward.scorer == "s"
     assert by_group["g2"].unusable_reason == "environment_error" and "no more" in by_group["g2"].reward.unscored.detail
-    assert by_group["g3"].unusable_reason == "no_turn" and not by_group["g3"].completion_ids.data
+    assert by_group["g3"].unusable_reason == "environment_no_turn" and not by_group["g3"].completion_ids.data
+    cut = by_group["g4"]  # ended by the refusal of what outgrew its room
+    assert (cut.unusable_reason, cut.finish_reason, cut.reward.score.value) == ("", trajectory_pb2.FINISH_REASON_LENGTH, 0.0) and cut.turns
     assert len({bytes(t.completion_ids.data) for t in learner.submitted if t.group_id == "g0"}) == 2
 
 
