@@ -27,6 +27,7 @@ from protos.security import Security
 log = logging.getLogger("headrace.deploy.keeper")
 USER_MISTAKE = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that stop a run in good order
+AGAIN_S = 1.0  # a signal that comes sooner after another is no second word
 T = TypeVar("T")
 
 
@@ -121,6 +122,7 @@ class Keeper(ABC, Generic[K]):
         self._ready: dict[str, asyncio.Event] = {}
         self._ended: asyncio.Future[Outcome] | None = None
         self._caught: list[signal.Signals] = []
+        self._told_s: float | None = None  # when it was last told to stop
         self.restarts: dict[str, int] = {}  # of each service since start, all of them
         self.left: set[str] = set()  # services that ended by themselves with 0
 
@@ -190,7 +192,12 @@ class Keeper(ABC, Generic[K]):
 
     def _interrupt(self, number: int) -> None:
         assert self._ended is not None
-        if self._ended.done():
+        now_s, told_s = time.monotonic(), self._told_s
+        if told_s is not None and now_s - told_s < AGAIN_S:  # `timeout` tells a process and its group, which is one word
+            return
+        self._told_s = now_s
+        if told_s is not None:
+            self._on_event(f"{signal.Signals(number).name} again: killed at once; a run goes on from its newest cut and journal")
             self._kill_all()
             return
         self._on_event(f"{signal.Signals(number).name}: stopping; once more kills at once")

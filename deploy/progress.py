@@ -45,17 +45,31 @@ def read_all(file: Path) -> list[Metrics]:
 
 
 def surviving(lines: list[Metrics]) -> list[Metrics]:
-    """The line of each step in the surviving lineage, in order: a step made again after a rollback counts once, the last time.
+    """The line of each step in the surviving lineage, in order: a step that is made again after a rollback ends the lineage in which it and all later ones had been made.
 
-    Example: steps 1 2 3 2 3 give the last three lines as 1 2 3 (the first of 1, the second ones of 2 and 3).
+    Example: of steps 1 2 3 4 2 3 the first line and the last two survive.
     """
-    last = {int(line["step"]): line for line in lines if "evaluation" not in line}
-    return [last[step] for step in sorted(last)]
+    kept: list[Metrics] = []
+    for line in lines:
+        if "evaluation" not in line:
+            while kept and int(kept[-1]["step"]) >= int(line["step"]):
+                kept.pop()
+            kept.append(line)
+    return kept
 
 
 def evaluations(lines: list[Metrics]) -> list[Metrics]:
-    """The line of each evaluated step, in order: the last one where it was evaluated again after a rollback."""
-    last = {int(line["step"]): line for line in lines if "evaluation" in line}
+    """The line of each evaluated step in the surviving lineage, in order; the last one where it was evaluated again.
+
+    A step that is made again takes with it what had been evaluated of it and of later ones.
+    """
+    last: dict[int, Metrics] = {}
+    for line in lines:
+        step = int(line["step"])
+        if "evaluation" in line:
+            last[step] = line
+        else:
+            last = {evaluated: each for evaluated, each in last.items() if evaluated < step}
     return [last[step] for step in sorted(last)]
 
 

@@ -75,8 +75,8 @@ def unknown(name: str) -> str:
     """What is wrong with a scorer's name that is no "module:function"; empty: it is a built-in, or an installed package's."""
     if name in scorers.NAMES or name in _entry_points():
         return ""
-    near = difflib.get_close_matches(name, scorers.NAMES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(name, [*scorers.NAMES, *_entry_points()], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f'{name!r} is no built-in scorer{hint} Known: {", ".join([*scorers.NAMES, *_entry_points()])}; a function of yours is "module:function"'
 
 

@@ -41,6 +41,7 @@ class Machine:
     disk_free_bytes: int
     disk_bytes_per_s: float  # written and synced
     disk_ahead_s: float  # what the disk's own clock (of a server, where it is shared storage) is ahead of this machine's
+    disk_failed: str  # why nothing could be written there; empty: it could
     open_files: int  # this process may have so many
     num_ports: int  # free loopback ports found, of NUM_PORTS asked for
     clock_s: float  # of the wall, now
@@ -51,8 +52,9 @@ class Machine:
 class Disk:
     """What a trial file said of a disk. Example: `Disk(bytes_per_s=500e6, ahead_s=0.0)`"""
 
-    bytes_per_s: float  # written and synced; 0: nothing could be
+    bytes_per_s: float  # written and synced
     ahead_s: float  # of its clock
+    failed: str = ""  # why nothing could be written; empty: it could
 
 
 def look(folder: Path) -> Machine:
@@ -73,6 +75,7 @@ def look(folder: Path) -> Machine:
         disk_free_bytes=_free(folder),
         disk_bytes_per_s=disk.bytes_per_s,
         disk_ahead_s=disk.ahead_s,
+        disk_failed=disk.failed,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         num_ports=_num_ports(),
         clock_s=time.time(),
@@ -88,7 +91,7 @@ def findings(seen: Machine) -> Iterator[str]:
         yield f"/dev/shm has {seen.shm_free_bytes >> 20} MiB free, snapshots and NCCL need {MIN_SHM_BYTES >> 20} MiB or more (a model's size twice): start the container with --shm-size, or remount it"
     if seen.disk_free_bytes < MIN_FREE_BYTES:
         yield f"the disk has {seen.disk_free_bytes >> 20} MiB free, journal and checkpoints need {MIN_FREE_BYTES >> 20} MiB or more: make room, or put run_dir elsewhere"
-    yield from of_disk(Disk(bytes_per_s=seen.disk_bytes_per_s, ahead_s=seen.disk_ahead_s), "the disk")
+    yield from of_disk(Disk(bytes_per_s=seen.disk_bytes_per_s, ahead_s=seen.disk_ahead_s, failed=seen.disk_failed), "the disk")
     if seen.open_files < MIN_OPEN_FILES:
         yield f"this process may open {seen.open_files} files, services need {MIN_OPEN_FILES} or more: ulimit -n 65536"
     if seen.num_ports < NUM_PORTS:
@@ -99,7 +102,9 @@ def findings(seen: Machine) -> Iterator[str]:
 
 def of_disk(disk: Disk, name: str) -> Iterator[str]:
     """Speed and clock of a disk, which the lines call by a name."""
-    if disk.bytes_per_s < MIN_DISK_BYTES_PER_S:
+    if disk.failed:
+        yield f"{name} cannot be written ({disk.failed}): make room, or choose another place"
+    elif disk.bytes_per_s < MIN_DISK_BYTES_PER_S:
         yield f"{name} writes and syncs {disk.bytes_per_s / 1e6:.0f} MB/s, under {MIN_DISK_BYTES_PER_S / 1e6:.0f}: the journal would hold up samples; put run_dir on a faster disk, a local one where one machine writes it"
     if abs(disk.ahead_s) > MAX_CLOCK_S:
         yield f"{name} stamps files {abs(disk.ahead_s):.0f} s {'ahead of' if disk.ahead_s > 0 else 'behind'} this machine's clock: the clocks of the storage's server and this machine are apart; set both (chronyc makestep)"
@@ -186,8 +191,8 @@ def probe(folder: Path) -> Disk:
             took_s, ahead_s = time.monotonic() - began_s, os.fstat(opened.fileno()).st_mtime - time.time()
         # A local disk stamps the writing, which is over: what it took is no clock's fault.
         return Disk(bytes_per_s=_PROBE_BYTES / max(took_s, 1e-9), ahead_s=min(0.0, ahead_s + took_s) if ahead_s < 0 else ahead_s)
-    except OSError:
-        return Disk(bytes_per_s=0.0, ahead_s=0.0)
+    except OSError as error:
+        return Disk(bytes_per_s=0.0, ahead_s=0.0, failed=error.strerror or str(error))
     finally:
         file.unlink(missing_ok=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from deploy.schema import RunFile
 from reward_server.scorers import OWN_PROCESS
 
+INDEX = "model.safetensors.index.json"
 WHOLE = (("config.json", "configuration"), ("*.safetensors", "weights"), ("tokenizer.json", "tokenizer"))
 
 
@@ -77,6 +79,37 @@ def _model(key: str, model: str) -> Iterator[str]:
     for pattern, needed in WHOLE:
         if not any(folder.glob(pattern)):
             yield f"{key}={model}: the folder has no {pattern}, hence no {needed}: give a whole Hugging Face folder (save_pretrained writes one)"
+    for file in sorted(folder.glob("*.safetensors")):
+        if why := why_torn(file):
+            yield f"{key}={model}: {file.name} {why}: fetch it again"
+    if missing := sorted(name for name in _listed(folder) if not (folder / name).is_file()):
+        yield f"{key}={model}: {INDEX} names {missing[0]}{f' and {len(missing) - 1} more files' if missing[1:] else ''}, which the folder has not: fetch what is missing"
+
+
+def why_torn(file: Path) -> str:
+    """Why a file of weights is not whole, by its header alone; empty: it is."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        length = int.from_bytes(start, "little")
+        if start == b"version ":
+            return "is a pointer of Git LFS and no file of weights (`git lfs pull`)"
+        if size < 8 + length:
+            return f"is cut off: {size} bytes, its header alone has {length}"
+        try:
+            ends = [part["data_offsets"][1] for name, part in json.loads(opened.read(length)).items() if name != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError, LookupError):
+            return "has a header that cannot be read"
+    whole = 8 + length + max(ends, default=0)
+    return f"is cut off: {size} bytes of {whole}" if size < whole else ""
+
+
+def _listed(folder: Path) -> set[str]:
+    """Files of weights that the folder's index names."""
+    try:
+        return {str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return set()
 
 
 def _evaluation(run: RunFile) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,10 @@ _STATUSES = {
 }
 
 
+MAX_IN_FLIGHT = 256  # reports of one caller that are accounted and not answered
+Item = tuple[pb.ReportProgressResponse, "asyncio.Future[Any]"] | BaseException | None  # the future: the report is on the disk
+
+
 class Progress:
     """One intake for all callers. vocabulary: number of token ids of the model."""
 
@@ -38,13 +44,28 @@ class Progress:
 
     async def serve(self, requests: AsyncIterator[pb.ReportProgressRequest], write: Callable[[pb.ReportProgressResponse], Awaitable[None]]) -> None:
         """One caller's stream. Raises ValueError for a malformed report."""
-        async for request in requests:
-            await self._books.journal.drained()
-            outcome = self.take(request)
-            await self._books.barrier()
-            await write(
-                pb.ReportProgressResponse(group_id=request.group_id, sample_index=request.part.sample_index, status=_STATUSES[outcome.status], num_tokens=outcome.num_tokens)
-            )
+        queue: asyncio.Queue[Item] = asyncio.Queue(MAX_IN_FLIGHT)
+        taker = asyncio.create_task(self._take_all(requests, queue))
+        try:
+            while (item := await queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                response, durable = item
+                await asyncio.shield(durable)  # those that came meanwhile are synced together
+                await write(response)
+        finally:
+            taker.cancel()
+
+    async def _take_all(self, requests: AsyncIterator[pb.ReportProgressRequest], queue: asyncio.Queue[Item]) -> None:
+        try:
+            async for request in requests:
+                await self._books.journal.drained()
+                outcome = self.take(request)
+                response = pb.ReportProgressResponse(group_id=request.group_id, sample_index=request.part.sample_index, status=_STATUSES[outcome.status], num_tokens=outcome.num_tokens)
+                await queue.put((response, self._books.barrier()))
+            await queue.put(None)
+        except Exception as error:  # handed to `serve`, which raises it in its place among the answers
+            await queue.put(error)
 
     def take(self, request: pb.ReportProgressRequest) -> Reported:
         """Accounts one report and queues its record."""

@@ -31,7 +31,7 @@ from protos.rpc import Security, Server
 
 GOOD = Machine(
     python=(3, 11), versions={"torch": "2.13.0+cu130", "vllm": "0.32.0", "transformers": "5.16.1", "torchvision": "0.28.0"}, torch_wanted={"torchvision": "2.13.0"},
-    driver="580.95.05", cuda="13.0", has_nccl=True, shm_free_bytes=8 << 30, disk_free_bytes=100 << 30, disk_bytes_per_s=500e6, disk_ahead_s=0.0, open_files=65536, num_ports=16,
+    driver="580.95.05", cuda="13.0", has_nccl=True, shm_free_bytes=8 << 30, disk_free_bytes=100 << 30, disk_bytes_per_s=500e6, disk_ahead_s=0.0, disk_failed="", open_files=65536, num_ports=16,
     clock_s=1_800_000_000.0, newest_file_s=1_790_000_000.0,
 )  # fmt: skip
 
@@ -58,6 +58,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"disk_bytes_per_s": 9e6}, "the disk writes and syncs 9 MB/s, under 50"),
         ({"disk_ahead_s": 90.0}, "the disk stamps files 90 s ahead of this machine's clock"),
         ({"disk_ahead_s": -90.0}, "the disk stamps files 90 s behind this machine's clock"),
+        ({"disk_failed": "No space left on device", "disk_bytes_per_s": 0.0}, "the disk cannot be written (No space left on device)"),
         ({"open_files": 256}, "this process may open 256 files"),
         ({"num_ports": 3}, "3 of 16 loopback ports could be had"),
         ({"clock_s": 1_700_000_000.0}, "the clock says 2023-11-14 22:13:20 UTC"),
@@ -85,12 +86,18 @@ def a_good_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_file, "probe", lambda folder: A_DISK)
 
 
+def weights(size: int = 4) -> bytes:
+    """A whole file of one tensor of so many bytes: length of the header, header, data."""
+    header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
 def a_file(folder: Path, **changes: Any) -> Path:
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"vocab_size": 10}))
-    for name in ("tokenizer.json", "model.safetensors"):
-        (model / name).write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(weights())
     (folder / "prompts.jsonl").write_text('{"prompt": "1"}\n')
     content: dict[str, Any] = {"run_dir": str(folder / "run"), "model": str(model), "learner": {"data": {"prompts": str(folder / "prompts.jsonl")}, "trainer": {"served_dtype": "float32"}}, "rollout": {}, "reward": {"scorers": [{"name": "a", "use": "exact"}]}}
     for key, value in changes.items():
@@ -141,6 +148,31 @@ def test_a_model_without_weights_is_found(tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").unlink()
     (found,) = run_file.findings(file)
     assert "the folder has no *.safetensors, hence no weights" in found
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "model.safetensors is a pointer of Git LFS"),
+        (weights(100)[:-60], f"model.safetensors is cut off: {len(weights(100)) - 60} bytes of {len(weights(100))}"),
+        (weights()[:20], "model.safetensors is cut off: 20 bytes, its header alone has"),
+        (b"\x02\0\0\0\0\0\0\0[]", "model.safetensors has a header that cannot be read"),
+    ],
+)
+def test_weights_that_are_not_whole_are_found(tmp_path: Path, content: bytes, words: str) -> None:
+    file = a_file(tmp_path)
+    (tmp_path / "model" / "model.safetensors").write_bytes(content)
+    (found,) = run_file.findings(file)
+    assert words in found and "fetch it again" in found
+
+
+def test_shards_that_the_index_names_and_the_folder_has_not_are_found(tmp_path: Path) -> None:
+    file = a_file(tmp_path)
+    shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("abc", shards, strict=True))}))
+    (tmp_path / "model" / shards[0]).write_bytes(weights())
+    (found,) = run_file.findings(file)
+    assert f"model.safetensors.index.json names {shards[1]} and 1 more files, which the folder has not" in found
 
 
 def a_cluster(folder: Path, **communication: Any) -> Path:

@@ -140,6 +140,30 @@ async def test_a_service_gets_sigterm_and_time_to_leave_in_order(tmp_path: Path)
     assert "in order" in service.log.read_text()
 
 
+LEAVES_SLOWLY = (
+    "import signal, sys, time\ndef leave(*_):\n    time.sleep(2)\n    open({left!r}, 'w').close()\n    sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, leave)\nopen({up!r}, 'w').close()\ntime.sleep(60)"
+)
+
+
+@pytest.mark.parametrize(("pause_s", "in_order"), [(0.0, True), (0.3, False)])
+async def test_a_signal_told_twice_at_once_is_one_word_and_a_later_one_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float, in_order: bool) -> None:
+    monkeypatch.setattr("deploy.keeper.AGAIN_S", 0.2)
+    up, left = tmp_path / "up", tmp_path / "left"
+    told: list[str] = []
+    async with Local(Policy(grace_s=30.0), on_event=told.append) as local:
+        local.start(script(tmp_path, "learner", LEAVES_SLOWLY.format(up=str(up), left=str(left))))
+        await asyncio.to_thread(until, up.exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not pause_s:
+            os.kill(os.getpid(), signal.SIGINT)  # in the same millisecond, as `timeout` does; another one, since equal ones are one
+        outcome = await local.outcome()
+        if pause_s:
+            asyncio.get_running_loop().call_later(pause_s, os.kill, os.getpid(), signal.SIGTERM)
+    assert outcome.code == 128 + signal.SIGTERM and left.exists() is in_order
+    assert any("killed at once" in words for words in told) is not in_order
+
+
 async def test_what_ignores_sigterm_is_killed_with_its_children_after_the_grace(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     body = (

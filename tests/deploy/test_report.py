@@ -78,6 +78,13 @@ def test_steps_made_again_after_a_rollback_count_once_the_last_time() -> None:
     assert [(each["step"], each["version"]) for each in surviving(lines)] == [(1, 2), (2, 9), (3, 10)]
 
 
+def test_steps_of_a_lineage_that_was_left_do_not_count_though_they_were_not_made_again() -> None:
+    """A run that was cut at step 1, had made 4, and ended at 3."""
+    lines = [line(1), evaluated(1, 0.25), line(2), line(3), evaluated(3, 0.5), line(4, version=5), line(2, version=9), line(3, version=10)]
+    assert [(each["step"], each["version"]) for each in surviving(lines)] == [(1, 2), (2, 9), (3, 10)]
+    assert [each["step"] for each in evaluations(lines)] == [1]  # what was said of the other step 3 is not of this one
+
+
 def test_a_step_in_words_has_the_numbers_people_watch() -> None:
     text = words(line(2), 50)
     for part in ("step   2/50", "reward 0.200", "0:75% 1:25%", "300 tok/s drawn, 120 trained", "learner 25%, replicas 10%", "40 leased, 7 dropped"):

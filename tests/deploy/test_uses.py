@@ -45,8 +45,8 @@ def a_file(folder: Path, *, reward: dict[str, Any] | None = None, environment: d
     model = folder / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps({"vocab_size": 10}))
-    for name in ("tokenizer.json", "model.safetensors"):
-        (model / name).write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     (folder / "prompts.jsonl").write_text('{"prompt": "1"}\n')
     content: dict[str, Any] = {
         "run_dir": str(folder / "run"), "model": str(model),
@@ -86,8 +86,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"reward": {"use": "reward_model", "args": {"modle": "x"}}}, "reward.scorers.0.use=reward_model: ", "does not fit (prompt, completion, fields) with args {'modle': 'x'}"),
     ({"reward": {"use": "raises:score"}}, "reward.scorers.0.use=raises:score: ", "module 'raises' raised at import: ZeroDivisionError: division by zero"),
     ({"reward": {"use": "leaves:score"}}, "reward.scorers.0.use=leaves:score: ", "its process ended (exit code 3) while it was imported"),
-    ({"environment": {"use": "nowhere:Game"}}, "rollout.environments.0.use=nowhere:Game: ", "nowhere cannot be imported: ModuleNotFoundError"),
-    ({"environment": {"use": "mine:Gmae"}}, "rollout.environments.0.use=mine:Gmae: ", "mine has no Gmae"),
+    ({"environment": {"use": "nowhere:Game"}}, "rollout.environments.0.use=nowhere:Game: ", "module 'nowhere' was not found; start in the folder that holds it"),
+    ({"environment": {"use": "mine:Gmae"}}, "rollout.environments.0.use=mine:Gmae: ", "module 'mine' has no 'Gmae'; it has Game,"),
     ({"environment": {"use": "mine:NUMBER"}}, "rollout.environments.0.use=mine:NUMBER: ", "it is of type int and neither class nor function"),
     ({"environment": {"use": "mine:NoGame"}}, "rollout.environments.0.use=mine:NoGame: ", "NoGame has no step"),
     ({"environment": {"use": "mine:Game", "options": {"sice": 4}}}, "rollout.environments.0.use=mine:Game: ", "it takes (size=3), which does not fit sice"),

@@ -44,6 +44,7 @@ def left_behind() -> list[str]:
     [
         (READS, [SUM], 1.0),
         (DEFINES, [ADD, ASSERT], 1.0),
+        (DEFINES + 'if __name__ == "__main__":\n    print(add(*map(int, input().split())))\n', [SUM, ADD, ASSERT], 1.0),  # run with input, imported without
         (READS.replace("+", "-"), [SUM], 0.0),
         (DEFINES.replace("+", "-"), [ADD], 0.0),
         (DEFINES.replace("+", "-"), [ASSERT], 0.0),

@@ -20,7 +20,7 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     for name in [name for name in sys.modules if name.startswith("deploy.on_ray.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"--backend ray: ray is not installed here: pip install 'headrace\[ray\]'"):
+    with pytest.raises(ValueError, match=r"--backend ray: ray is not installed here: pip install \"\.\[ray\]\""):
         fleet_of("ray")
 
 
