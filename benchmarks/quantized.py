@@ -2,7 +2,7 @@
 
     python -m benchmarks.quantized [--json] [--model smollm2|3m|0.5b|FOLDER] [--device cpu|cuda] [--ways bfloat16,fp8_per_channel] [--out PARTIAL.json]
 
-Each way is one real vLLM engine. It draws samples at temperature 1 from the model, takes an update with other weights (noise on every matrix) and draws again;
+Each way is one real vLLM engine. It draws samples at temperature 1 (of prompts out of the README, or of random ids for a random model), takes an update with other weights (noise on every matrix) and draws again;
 the trainer's own code computes the log-probs of exactly these tokens in float32, packed. Of d = engine - trainer, a token: mean and largest |d|; `kl` = mean of
 d, an estimate of KL(engine || trainer); `clipped`, the share of tokens whose ratio lies outside 1 +- 0.2. The bars: an update leaves the mismatch what it was, and an
 engine without quantization in float32 has none. The JSON of --out is written again after every way.
@@ -34,6 +34,7 @@ from learner.trainer.samples import Sample
 from rollout_server.checkpoint import folder_update
 from rollout_server.config import RolloutConfig
 from rollout_server.engine import SamplingSpec
+from rollout_server.tokens import Tokens
 from rollout_server.vllm_engine import VllmEngine
 
 WAYS: dict[str, dict[str, str]] = {
@@ -53,7 +54,7 @@ EXACT_NAT, SAME_FACTOR = 1e-3, 1.5
 
 
 def config_of(model: Path, settings: dict[str, str], options: argparse.Namespace) -> RolloutConfig:
-    of_device: dict[str, Any] = {"gpu_memory_fraction": 0.3} if options.device == "cuda" else {"kv_cache_bytes": 256 << 20}
+    of_device: dict[str, Any] = {"gpu_memory_fraction": 0.3} if options.device == "cuda" else {"kv_cache_bytes": 256 << 20, "threads": 1}  # on busy cores several threads wait for each other
     return RolloutConfig.model_validate({"model": str(model), "dtype": "bfloat16", "max_model_len": 512, "max_num_seqs": 16, **of_device, **settings})
 
 
@@ -97,9 +98,18 @@ async def update(engine: VllmEngine, folder: Path, version: int) -> None:
     await engine.commit(version)
 
 
+def asked_of(model: Path, options: argparse.Namespace) -> list[list[int]]:
+    """Prompts of PROMPT_TOKENS: parts of this repository's README for a model that reads text, random ids for a random one."""
+    if options.model in SHAPES:
+        return prompts(vocab_size_of(model), options.samples, PROMPT_TOKENS, seed=0)
+    ids = Tokens(model).encode((ROOT / "README.md").read_text(encoding="utf-8"))
+    step = (len(ids) - PROMPT_TOKENS) // options.samples
+    return [ids[start * step : start * step + PROMPT_TOKENS] for start in range(options.samples)]
+
+
 async def samples_of(way: str, models: Sequence[Path], options: argparse.Namespace) -> list[list[Sample]]:
     """Of one engine, under each of the models' weights in turn."""
-    asked = prompts(vocab_size_of(models[0]), options.samples, PROMPT_TOKENS, seed=0)
+    asked = asked_of(models[0], options)
     engine = VllmEngine(config_of(models[0], WAYS[way], options), models[0])
     try:
         await engine.start()

@@ -37,7 +37,7 @@ class RolloutConfig(BaseModel):
     tensor_parallel: Count = 1
     pipeline_parallel: Count = Field(1, description="parts of the layers, one after the other; tensor_parallel x pipeline_parallel workers an engine")
     engines: Count = Field(1, description="engines of this server, each with its own scheduler process and GPUs; requests are spread by load, an update reaches all")
-    quantization: str = Field("", description="the engine's own online quantization of weights, by vLLM's name (fp8, int8_per_channel_weight_only, ...): updates are quantized as they are loaded; empty: served in dtype")
+    quantization: str = Field("", description="the engine's own online quantization of weights, by vLLM's name (fp8, fp8_per_channel, ...): updates are quantized as they are loaded; empty: served in dtype")
     kv_cache_dtype: str = Field("auto", description="of the KV cache, by vLLM's name (fp8, ...); auto: dtype")
     enforce_eager: bool = True
     fast_path: bool = Field(True, description="take tokens and log-probs out of vLLM a step at a time for all requests (docs/rollout.md); versions on which that is not tested go vLLM's own way, with a warning. False: always vLLM's own way")

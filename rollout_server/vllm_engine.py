@@ -64,7 +64,7 @@ class VllmEngine(VllmUpdates):
         """Raises ValueError for arguments that vLLM refuses, RuntimeError when its processes do not come up."""
         version = vllm_setup.vllm_version()
         on_gpu = await asyncio.get_running_loop().run_in_executor(self._starter, vllm_setup.has_gpu)
-        vllm_setup.check_quantization(self._config, self._folder)
+        vllm_setup.check_quantization(self._config, self._folder, on_gpu=on_gpu)
         vllm_setup.prepare_environment(self._config, on_gpu=on_gpu)
         slow_reason = vllm_setup.no_columns(self._config, version)
         arguments = vllm_setup.engine_arguments(self._config, self._folder, on_gpu=on_gpu, columns=not slow_reason)

@@ -77,8 +77,13 @@ def no_columns(config: RolloutConfig, version: str) -> str:
     return reason
 
 
-def check_quantization(config: RolloutConfig, folder: Path) -> None:
-    """Raises ValueError where updates could not be written: into weights that were quantized before they were saved."""
+_GPU_ONLY = ("fp8", "fp8_per_tensor")  # on a CPU vLLM 0.32 ends its start with: static_scaled_fp8_quant() expected at most 0 argument(s)
+
+
+def check_quantization(config: RolloutConfig, folder: Path, *, on_gpu: bool) -> None:
+    """Raises ValueError where vLLM's CPU build lacks the kernel, and where updates could not be written: into weights that were quantized before they were saved."""
+    if not on_gpu and config.quantization in _GPU_ONLY:
+        raise ValueError(f"quantization={config.quantization} on a CPU: vLLM's CPU build has no kernel that makes such weights; use quantization: fp8_per_channel, or a GPU")
     how = (json.loads((folder / "config.json").read_text()).get("quantization_config") or {}).get("quant_method", "")
     if how and (config.learner or config.weights_folder):
         raise ValueError(

@@ -24,7 +24,7 @@ from rollout_server.vllm_engine import VllmEngine
 from tests.rollout_server import reference
 from tests.rollout_server.reference import Sample, largest_difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 PROMPT = [10 + i % 200 for i in range(70)]
 
@@ -47,9 +47,10 @@ async def test_kept_kv_continues_under_new_weights_aborts_nobody_and_is_never_fo
     other = reference.perturbed(tiny_model, tmp_path / "other", seed=1)
     old, new = reference.load(tiny_model), reference.load(other)
     async with an_engine(tiny_model, in_flight="keep") as engine:
+        await reference.stage(engine, other, 1)
         samples = [Sample(engine, PROMPT, f"long{i}", temperature=1.0, max_new_tokens=300, seed=i) for i in range(16)]
         await asyncio.gather(*[sample.drawn(40) for sample in samples])
-        await reference.update(engine, other, 1)
+        await engine.commit(1)
         later = await Sample(engine, PROMPT, "later", temperature=1.0, max_new_tokens=24, seed=99).task
         assert any(not sample.task.done() for sample in samples)  # old KV of the same prompt was still held
         await asyncio.gather(*[sample.task for sample in samples])
@@ -80,10 +81,10 @@ async def test_a_killed_engine_process_ends_its_requests_and_comes_back(tiny_mod
         core.kill()
         with pytest.raises(EngineUnavailableError):
             await asyncio.wait_for(sample.task, 60)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while replica.state != pb.REPLICA_STATE_STARTING:
                 await asyncio.sleep(0.05)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(300):
             while replica.state != pb.REPLICA_STATE_SERVING or not engine.loaded_version:
                 await asyncio.sleep(0.1)
         again = await Sample(engine, PROMPT, "again", temperature=1.0, max_new_tokens=24, seed=1).task
@@ -104,7 +105,7 @@ def test_nothing_of_a_killed_server_stays_behind(tiny_model: Path, tmp_path: Pat
     with log.open("w") as out:
         process = subprocess.Popen([sys.executable, "-m", "rollout_server", "--config", str(config)], stderr=out)
     try:
-        end_s = time.monotonic() + 90
+        end_s = time.monotonic() + 300
         while "serves" not in log.read_text():
             assert process.poll() is None and time.monotonic() < end_s, log.read_text()
             time.sleep(0.2)
@@ -112,7 +113,7 @@ def test_nothing_of_a_killed_server_stays_behind(tiny_model: Path, tmp_path: Pat
         assert children
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60
         while any(map(runs, children)):
             assert time.monotonic() < end_s, [child for child in children if runs(child)]
             time.sleep(0.1)
@@ -123,6 +124,6 @@ def test_nothing_of_a_killed_server_stays_behind(tiny_model: Path, tmp_path: Pat
 def test_a_model_that_cannot_be_served_as_configured_is_the_users_mistake(tiny_model: Path, tmp_path: Path) -> None:
     config = tmp_path / "rollout.json"
     config.write_text(json.dumps({"model": str(tiny_model), "max_model_len": 100_000, "kv_cache_bytes": 64 << 20}))
-    done = subprocess.run([sys.executable, "-m", "rollout_server", "--config", str(config)], stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-m", "rollout_server", "--config", str(config)], stderr=subprocess.PIPE, text=True, timeout=300, check=False)
     lines = [line for line in done.stderr.splitlines() if line.startswith("headrace: ")]
     assert done.returncode == 2 and "max_model_len" in lines[0] and "Traceback" not in done.stderr

@@ -10,12 +10,12 @@ from rollout_server.config import RolloutConfig
 from rollout_server.engine import SamplingSpec
 from rollout_server.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 async def drawn(tiny_model: Path, metrics_address: str) -> VllmEngine:
     """An engine that has drawn 16 tokens, stopped again by the caller."""
-    config = RolloutConfig(model=str(tiny_model), max_model_len=128, max_num_seqs=4, kv_cache_bytes=8 << 20, metrics_address=metrics_address)
+    config = RolloutConfig(model=str(tiny_model), max_model_len=128, max_num_seqs=4, kv_cache_bytes=8 << 20, threads=1, metrics_address=metrics_address)
     engine = VllmEngine(config, tiny_model)
     await engine.start()
     async for delta in engine.generate([65, 66, 67], SamplingSpec(temperature=1.0, max_new_tokens=16, seed=1), "one", stream=False):

@@ -122,3 +122,8 @@ async def test_weights_that_were_quantized_before_are_refused_where_updates_are_
     config = RolloutConfig(model=str(folder), learner="127.0.0.1:1", rewards=("127.0.0.1:2",))
     with pytest.raises(ValueError, match="quantized by gptq, and updates bring full ones"):
         await VllmEngine(config, folder).start()
+
+
+async def test_what_a_cpu_build_cannot_make_is_refused_before_it_is_tried(tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match=r"quantization=fp8_per_tensor on a CPU: .* use quantization: fp8_per_channel, or a GPU"):
+        await VllmEngine(config_of(tiny_model, quantization="fp8_per_tensor"), tiny_model).start()
