@@ -39,8 +39,11 @@ class Stalls:
         self._main = threading.get_ident()
         self._beat_at = time.monotonic()
         self._gc_began = 0.0
+        self._over = threading.Event()
         self.stacks_wanted = 0  # so many silences more
         self.stacks: list[str] = []
+        self.ends: list[float] = []  # of steps that drew tokens, by the engine's clock, which is this machine's
+        self._last_step = self._last_arrival = 0.0
         self.reset()
         put = engine.engine_core.outputs_queue.put_nowait
 
@@ -53,14 +56,19 @@ class Stalls:
         gc.callbacks.append(self._collection)
         threading.Thread(target=self._look, name="stalls", daemon=True).start()
 
+    def close(self) -> None:
+        """Watches no more."""
+        self._over.set()
+        gc.callbacks.remove(self._collection)
+
     def reset(self) -> None:
-        self._last_step = self._last_arrival = 0.0
+        """Begins a window. Its first step is counted from the last one before, so that no silence falls between two windows."""
         self._steps_s: list[float] = []
         self._arrivals_s: list[float] = []
         self._late_s = self._loop_s = self._gc_s = 0.0
         self._num_full = 0
         self._where = ""
-        self.ends: list[float] = []  # of steps that drew tokens, by the engine's clock, which is this machine's
+        self.ends = self.ends[-1:]
         self.stacks, self.stacks_wanted = [], 0
 
     def found(self) -> dict[str, Any]:
@@ -100,8 +108,7 @@ class Stalls:
     def _look(self) -> None:
         """From another thread: what the loop's thread does while its beat is late."""
         longest_s = 0.0
-        while True:
-            time.sleep(_LATE_S / 8)
+        while not self._over.wait(_LATE_S / 8):
             self._look_at_engine()
             late_s = time.monotonic() - self._beat_at
             longest_s = longest_s if self._where else 0.0

@@ -185,7 +185,7 @@ async def windows(made: Scene, options: argparse.Namespace) -> tuple[list[Bar], 
     copy_s = (await made.trainer.ask("copy"))["copy_s"]
     load.start()
     for seed in range(2):  # groups are made, everything has been compiled
-        first = await window(made, load, stalls, 2.0, seed)
+        first = await window(made, load, stalls, min(2.0, options.seconds), seed)
         found.pieces.append({"warm_up": True, **first["pieces"]})
         keep(options.partial, {"flat_copy_ms": 1e3 * copy_s, "notes": {"updates": found.pieces}})
         if seed == 0:
@@ -202,6 +202,7 @@ async def windows(made: Scene, options: argparse.Namespace) -> tuple[list[Bar], 
     found.differences.append(await difference(made))
     await load.stop()
     beat.cancel()
+    stalls.close()
     found.num_aborted = load.num_aborted
     reason = made.engine.apply_reason
     notes = {"flat_copy_ms": round(1e3 * copy_s, 3), "applied_by": "copies" if not reason else f"loader: {reason}", "in_flight": options.in_flight, "requests": options.requests, "streams": options.streams}

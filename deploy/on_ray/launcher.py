@@ -37,7 +37,7 @@ ROOM_S = 600.0  # for a cluster to make room, a lost machine's detection include
 RETRY_S = 1.0  # between two tries to place a process while Ray has not noticed yet that a machine is gone
 PATIENCE_S = 20.0  # after which waiting for room is told
 # Of the launcher's environment, what goes to services on other machines as well.
-PASSED_ON = ("HEADRACE_", "VLLM_", "NCCL_", "GLOO_", "TORCH", "HF_", "OMP_", "RES_OPTIONS", "TOKENIZERS_")
+PASSED_ON = ("HEADRACE_", "VLLM_", "NCCL_", "GLOO_", "TORCH", "HF_", "OMP_", "RES_OPTIONS", "TOKENIZERS_", "PYTHONPATH")
 
 
 class Moved(Exception):

@@ -180,8 +180,10 @@ class TransferGroup:
         try:
             self._connect(end)
         except BaseException:
-            self._abort()  # what was made after the group was given up, or before the others failed to come
+            self._abort()  # what was made before the others failed to come
             raise
+        if self._closed.is_set():
+            self._abort()  # what was made while the group was given up, which `close` did not see
 
     def _connect(self, end: float) -> None:
 
@@ -200,7 +202,8 @@ class TransferGroup:
                 self._backends = [self._whole]
                 return
         for number, members in enumerate(self._parts):
-            self._backends.append(wire.part(self._whole, dist.PrefixStore(f"part-{number}", self._store), self.rank, members, remaining()))
+            made = wire.part(self._whole, dist.PrefixStore(f"part-{number}", self._store), self.rank, members, remaining())
+            self._backends.append(made)  # looked up now: a group that was given up meanwhile has another list
 
     def _await_everybody(self, stage: str, complaint: str, end: float) -> None:
         """Asks instead of blocking in the store: a thread that is given up must end, since one that sits in torch while the

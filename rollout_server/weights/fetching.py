@@ -21,6 +21,7 @@ from protos.manifest.v1alpha1 import manifest_pb2
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.weights import folder
 from protos.weights.delta import layout_digest
+from protos.weights.errors import TransferError
 from protos.weights.folder import Place
 from protos.weights.history import plan_of
 from protos.weights.mirror import Mirror
@@ -100,11 +101,15 @@ class Spread:
 
     def __init__(self, mirror: Mirror, manifest: manifest_pb2.Manifest, owner: int) -> None:
         self._mirror = mirror
+        self._generation = mirror.generation
         self._buckets = [(index, bucket.file_offset, bucket.num_bytes) for index, bucket in enumerate(manifest.buckets) if bucket.owner == owner]
         self._buckets.sort(key=lambda entry: entry[1])
 
     def take(self, at: int, data: bytes) -> None:
-        """Bytes of the file from `at` on, in order."""
+        """Bytes of the file from `at` on, in order. Raises TransferError once the mirror belongs to another copy: a reading thread that was given
+        up at its deadline goes on until it hears so."""
+        if self._mirror.generation != self._generation:
+            raise TransferError("this copy was given up, another one has begun")
         for index, start, size in self._buckets:
             low, high = max(at, start), min(at + len(data), start + size)
             if low < high:

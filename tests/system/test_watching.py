@@ -19,8 +19,8 @@ from tests.prometheus_server import PrometheusServer
 from tests.system.harness import ROOT, wait_for
 from tests.system.launched import Launched, launched, run_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-LIMIT_S = 240.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+LIMIT_S = 360.0
 
 
 def both_find(run: Launched, prometheus: PrometheusServer, alarm: str, verdict: str, since_s: float) -> str:
@@ -51,7 +51,7 @@ def stays_well(run: Launched, prometheus: PrometheusServer, seconds: float) -> N
 def test_each_planted_cause_fires_its_alarm_and_is_named_and_a_healthy_run_fires_none(tiny_model: Path, tmp_path: Path) -> None:
     faults, slow_reward = tmp_path / "faults", tmp_path / "slow_reward"
     with launched(run_file(tmp_path, tiny_model), HEADRACE_FAULT_FILE=str(faults)) as run:
-        run.wait_steps(3)
+        run.wait_steps(3, limit_s=500)  # on a busy machine the imports alone take minutes
         with PrometheusServer(run.run_dir / "prometheus.yml", tmp_path / "prometheus") as prometheus:
             wait_for("a scrape of every service", lambda: set(prometheus.targets().values()) == {"up"} and len(prometheus.targets()) == 4, limit_s=60)
             stays_well(run, prometheus, 45)

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from protos.weights import backends
 from protos.weights.errors import TransferError
 from protos.weights.group import GroupAddress, TransferGroup
 
@@ -146,3 +147,37 @@ def test_a_receiver_stopped_or_killed_mid_push_costs_one_deadline_at_most(store:
     assert time.monotonic() - began < 15  # a broadcast before had 20 s
     assert group.closed
     assert exchange(store, "next") == list(range(8))
+
+
+def test_what_is_made_while_the_group_is_given_up_is_given_back(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    # `close` gives back what there is then; a communicator that comes into being after it would live as long as the process.
+    making, go_on, given_back = threading.Event(), threading.Event(), threading.Event()
+    made = object()
+
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def whole(self, *_: object) -> None:
+            return None
+
+        def part(self, *_: object) -> object:
+            making.set()
+            go_on.wait(60)
+            return made
+
+    def abort(backend: object) -> None:
+        assert backend is made
+        given_back.set()
+
+    monkeypatch.setitem(backends.WIRES, "gloo", Slow)
+    monkeypatch.setattr(backends, "abort", abort)
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(TransferGroup.connect, address(store, "late"), rank=0, roles=ROLES[:1], timeout_s=60, cancelled=cancelled)
+        assert making.wait(60)
+        cancelled.set()
+        with pytest.raises(TransferError, match="connecting: cancelled"):
+            joining.result(60)
+    go_on.set()
+    assert given_back.wait(60)

@@ -22,7 +22,8 @@ from rollout_server.weights.fetching import Source
 from tests.rollout_server.weights.test_driver import OneVersion
 
 NAMES = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"]  # one bucket each
-SIZE, COLLECTIVE_S, DEADLINE_S = 16, 3.0, 15.0
+SIZE, COLLECTIVE_S, DEADLINE_S = 16, 3.0, 40.0
+SILENT_S = 4 * DEADLINE_S  # a stalled peer is not heard again within any deadline
 
 
 def content(version: int, index: int) -> np.ndarray:
@@ -105,7 +106,7 @@ class Sender:
                 if index == at and fault == "dead":
                     return group.close()
                 if index == at and fault == "stalled":
-                    self.over.wait(10)
+                    self.over.wait(SILENT_S)
                     return group.close()
                 if index == at and fault == "flipped":
                     data[5] ^= 1
@@ -114,7 +115,7 @@ class Sender:
                 if index == at and fault == "dropped":
                     data = torch.zeros_like(data)  # the bucket comes, nothing was written into it
                 group.broadcast(data, what=f"bucket {index}", timeout_s=COLLECTIVE_S)
-            self.over.wait(10)
+            self.over.wait(SILENT_S)
             group.close()
         except TransferError:
             pass  # what the receiver makes of it is the test
@@ -153,7 +154,7 @@ def full(sizes: list[int], device: torch.device, manifest: manifest_pb2.Manifest
 
 async def with_driver(engine: LandingEngine, work: Callable[[UpdateDriver], object], *, source: Source | None = None, newest: int = 1, **options: float) -> None:
     """Runs `work` beside a driver that attends and has heard of version `newest`."""
-    driver = UpdateDriver(engine, source=source or OneVersion(0), **{"catch_up_s": 60.0, "receive_timeout_s": DEADLINE_S, **options})  # type: ignore[arg-type]
+    driver = UpdateDriver(engine, source=source or OneVersion(0), **{"catch_up_s": 60.0, "receive_timeout_s": 2 * DEADLINE_S, **options})  # type: ignore[arg-type]
     running = asyncio.create_task(driver.run())
     try:
         driver.welcome(newest)

@@ -25,6 +25,7 @@ from tests.rollout_server.weights import test_faults
 from tests.rollout_server.weights.faulty import (
     FULL,
     NAMES,
+    SILENT_S,
     SIZE,
     LandingEngine,
     attempt,
@@ -88,7 +89,7 @@ class Learner:
             if bucket == 1 and fault == "dead":
                 raise ConnectionError("the learner is gone")
             if bucket == 1 and fault == "stalled":
-                await asyncio.sleep(60)
+                await asyncio.sleep(SILENT_S)
             yield pb.FetchWeightsResponse(chunk=pb.FetchWeightsResponse.Chunk(bucket=bucket, offset=0, data=bytes(data)))
 
 
@@ -166,7 +167,7 @@ class Lost(LandingEngine):
         if self.fault_of == "dead":
             raise CommitError(f"version {version} failed after pause: EngineUnavailableError: the engine's process died")
         if self.fault_of == "stalled":
-            await asyncio.sleep(60)
+            await asyncio.sleep(SILENT_S)
         return await super().commit(version)
 
 
