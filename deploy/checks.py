@@ -79,6 +79,12 @@ def _own_addresses(learner: LearnerConfig, rollout: RolloutSection, reward: Rewa
             resolve(learner.security, address=rollout.openai.address)
         except ValueError as error:
             yield str(error)
+    for environment in rollout.environments:
+        if environment.is_remote:
+            try:
+                check_address(f"rollout.environments: {environment.name}: use", environment.use.removeprefix("grpc://"))
+            except ValueError as error:
+                yield str(error)
     most = rollout.scale.most if rollout.scale else rollout.replicas
     if rollout.openai.address and most > 1 and not rollout.openai.address.endswith(":0"):
         yield f"rollout.openai.address={rollout.openai.address} with {most} replicas: only one of them could listen there; use port 0"

@@ -21,7 +21,7 @@ async def played(config: EnvironmentConfig, task: Task, answers: Sequence[str]) 
         try:
             for words in _said(await session.reset(task)):
                 yield words
-            total, given = 0.0, False
+            total, given, turn = 0.0, False, -1
             for turn, text in enumerate(answers):
                 step = await session.step(Action(text=text, turn=turn))
                 yield f"answer {turn}: {text}  ->  {_earned(step)}"
@@ -30,6 +30,8 @@ async def played(config: EnvironmentConfig, task: Task, answers: Sequence[str]) 
                     break
                 for words in _said(step.observation):  # type: ignore[arg-type]  # a checked step's observation is messages
                     yield words
+            if left := len(answers) - turn - 1:
+                yield f"{left} of the answers came after its end"
             yield f"reward {total:g}" if given else "no reward: the reward server would be asked"
         finally:
             await session.close()

@@ -190,18 +190,23 @@ def _lay_out(content: dict[str, Any]) -> list[str]:
 
 
 def with_overrides(content: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy with dotted keys set: `{"learner.steps": 5}`. Raises Mistakes where a key runs into a value."""
+    """A deep copy with dotted keys set: `{"learner.steps": 5}`; a number names an item of a list. Raises Mistakes where a key runs into a value."""
     result: dict[str, Any] = deepcopy(content)
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
-        here = result
-        for part in path:
-            below = here.setdefault(part, {})
-            if not isinstance(below, dict):
-                raise Mistakes([f"{dotted}: {part} is {below!r} and has nothing below it; correct the key"])
-            here = below
-        here[last] = value
+        here: Any = result
+        for before, part in zip(["the file", *path], path, strict=False):
+            here = here.setdefault(part, {}) if isinstance(here, dict) else here[_item(dotted, before, part, here)]
+            if not isinstance(here, dict | list):
+                raise Mistakes([f"{dotted}: {part} is {here!r} and has nothing below it; correct the key"])
+        here[last if isinstance(here, dict) else _item(dotted, path[-1], last, here)] = value
     return result
+
+
+def _item(dotted: str, name: str, part: str, items: list[Any]) -> int:
+    if not part.isdecimal() or int(part) >= len(items):
+        raise Mistakes([f"{dotted}: {name} is a list of {len(items)} and has no {part!r}; name an item by its number from 0, or give the list as a whole"])
+    return int(part)
 
 
 def _share(content: dict[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ def _follows(error: Mapping[str, Any], among: Iterable[Mapping[str, Any]]) -> bo
 
 def one_line(error: object) -> str:
     """The text of an error of some library without its line breaks."""
-    return " ".join(str(error).split())
+    return " ".join(str(error).replace(' in "<unicode string>",', " in").split())
 
 
 def check_address(key: str, address: str, *, may_be_free: bool = False) -> tuple[str, int]:

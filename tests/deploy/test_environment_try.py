@@ -13,7 +13,7 @@ HERE = "tests.rollout_server.environments.plugins"
 def test_all_that_is_said_and_earned_is_shown() -> None:
     result = CliRunner().invoke(app, ["environment", "try", "calculator", "--record", '{"prompt": "3*4", "answer": "12"}', "--answer", "3*4=", "--answer", "12", "--answer", "unheard"])
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines() == ["user: 3*4", "answer 0: 3*4=  ->  no reward, goes on", "user: 12", "answer 1: 12  ->  reward 1 (asked 1), done", "reward 1"]
+    assert result.stdout.splitlines() == ["user: 3*4", "answer 0: 3*4=  ->  no reward, goes on", "user: 12", "answer 1: 12  ->  reward 1 (asked 1), done", "1 of the answers came after its end", "reward 1"]
 
 
 MISTAKES = [

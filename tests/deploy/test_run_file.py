@@ -12,7 +12,7 @@ import yaml
 from deploy.dry_run import describe, max_open_groups
 from deploy.fleet import LocalFleet
 from deploy.mistakes import Mistakes
-from deploy.schema import RunFile, load, parse
+from deploy.schema import RunFile, load, parse, with_overrides
 from deploy.services import Service
 from tests.certificates import Authority
 
@@ -177,3 +177,17 @@ def test_the_dry_run_writes_nothing(content: dict[str, Any]) -> None:
 def test_a_head_setting_without_effect_on_one_side_is_no_contradiction(content: dict[str, Any]) -> None:
     for key in ("learner.trainer.head_dtype", "rollout.head_dtype"):
         parse(content, where="run.yaml", overrides={key: "float32"})
+
+
+def test_an_item_of_a_list_is_set_by_its_number() -> None:
+    content: dict[str, Any] = {"rollout": {"environments": [{"name": "a", "max_turns": 2}, {"name": "b"}]}, "run_dir": "r"}
+    made = with_overrides(content, {"rollout.environments.1.max_turns": 5, "rollout.environments.0": {"name": "c"}})
+    assert made["rollout"]["environments"] == [{"name": "c"}, {"name": "b", "max_turns": 5}] and content["rollout"]["environments"][0]["name"] == "a"
+    for key in ("rollout.environments.2.name", "rollout.environments.first.name", "rollout.environments.7"):
+        with pytest.raises(Mistakes, match="environments is a list of 2 and has no"):
+            with_overrides(content, {key: 1})
+
+
+def test_an_environment_elsewhere_needs_a_port(content: dict[str, Any]) -> None:
+    (line,) = mistakes(content, {"rollout.environments": [{"name": "sums", "use": "grpc://127.0.0.1"}]})
+    assert "rollout.environments: sums: use='127.0.0.1' must be host:port" in line
