@@ -32,8 +32,8 @@ class Side:
         return self._windows
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host's tensor on the device, through the windows."""
-        if self.device.type != "cuda":
+        """A host's tensor on the device, through the windows; one that lies there, or has no device to go to, as it is."""
+        if self.device.type != "cuda" or tensor.device.type != "cpu":
             return tensor
         source = tensor.contiguous()
         target = torch.empty_like(source, device=self.device)

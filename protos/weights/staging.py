@@ -114,6 +114,8 @@ class Staging:
         pieces = [self.manifest.slices[index] for index in indexes]
         with marks.span("digest"):
             found = [piece.digest for piece in pieces] if self._unverified else self._digests(data, [piece.num_bytes for piece in pieces])
+        with marks.span("move"):
+            data = self._side.moved(data)
         with marks.span("place"):
             for index, piece, value in zip(indexes, pieces, found, strict=True):
                 if value == piece.digest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], sho
 def test_a_run_that_wants_one_gpu_more_than_there_are_ends_at_once_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # faults.md 129: two GPUs are here (nvidiactl is none), three are asked for
     machine(monkeypatch, tmp_path, ["nvidia0", "nvidia1", "nvidiactl"])
-    began = time.monotonic()
     with pytest.raises(ValueError, match=r"placement.learner_gpus wants 3 GPUs, among them number 2; 2 are here \(/dev/nvidia\*\): number 0 to 1; take fewer, or show more"):
         launch(run_of(tmp_path, learner_gpus=[0, 1, 2]), on_event=print)
-    assert time.monotonic() - began < 10 and not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists()  # nothing was begun
     gpus_here.check_gpus(run_of(tmp_path, learner_gpus=[0], rollout_gpus=[[0], [1]]))
 
 

@@ -76,7 +76,7 @@ def test_the_engine_s_thread_finds_the_copies_made_ready_and_only_carries_them_o
     extension.headrace_apply()
     assert plan.applied == [4] and extension._headrace_taken is None
     names = [name for name, _, _ in extension.headrace_marks()]
-    assert names[-4:] == ["place", "prepare", "apply", "apply is done"] and extension.headrace_marks() == []
+    assert names[-5:] == ["move", "place", "prepare", "apply", "apply is done"] and extension.headrace_marks() == []
 
 
 def test_a_way_of_applying_that_is_chosen_after_a_version_came_counts_for_that_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

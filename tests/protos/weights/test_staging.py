@@ -10,6 +10,7 @@ import torch
 
 from protos.manifest.v1alpha1 import manifest_pb2
 from protos.weights.errors import TransferError
+from protos.weights.side import Side
 from protos.weights.staging import Staging, check_names, digest, from_folder, no_room
 
 # Two tensors of one owner in two buckets of 12 bytes and a rest: a = bytes 0..15, b = bytes 16..31 of the file.
@@ -62,6 +63,23 @@ def test_all_tensors_lie_in_one_piece_of_memory_each_where_a_device_reads_fast()
     verified = staging.verify()
     assert len({tensor.untyped_storage().data_ptr() for _, tensor in verified.tensors()}) == 1
     assert [data.storage_offset() % 256 for *_, data in verified.parts()] == [0, 0] and verified.num_bytes == 32
+
+
+def test_a_bucket_of_the_host_reaches_a_device_in_one_piece_and_only_after_its_digests() -> None:
+    # Tensor after tensor out of pageable memory would hold up an engine that shares the device.
+    moved = []
+
+    class Elsewhere(Side):
+        def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+            moved.append(tensor.clone())
+            return tensor.clone()
+
+    staging = Staging(manifest(), side=Elsewhere(torch.device("cpu")))
+    for index in range(3):
+        staging.write_bucket(index, bucket(index))
+    assert [tensor.tolist() for tensor in moved] == [bucket(index).tolist() for index in range(3)]
+    (_, a), (_, b) = staging.verify().tensors()
+    assert a.reshape(-1).view(torch.uint8).tolist() + b.view(torch.uint8).tolist() == list(range(32))
 
 
 def test_no_room_is_said_with_the_arithmetic_and_the_largest_tensor() -> None:
