@@ -70,7 +70,7 @@ def unanswered(service: str, address: str, error: grpc.aio.AioRpcError, security
         return f"the {service} on {address} asks for a bearer token, and {'takes another one than was given' if security.token else 'none was given'}; give --token-file or --token-env"
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return f"another service than a {service} answers on {address}; give the {service}'s address"
-    trust = "its certificate is none that --ca vouches for" if security.ca else "it speaks TLS (give --ca)"
+    trust = "its certificate is none that --ca vouches for, or does not hold this name" if security.ca else "it speaks TLS (give --ca)"
     return f"no {service} answers on {address} ({error.code().name}): it is over, the address is another, or {trust}"
 
 

@@ -30,6 +30,7 @@ from learner.children import Child, Patience
 from learner.config import LearnerConfig
 from learner.gateway.founding import run_id_of
 from learner.process import END, USER_MISTAKE, complain, next_incarnation
+from learner.telling import tell
 from learner.trackers.keeping import Trackers
 from protos.mistakes import check_address
 
@@ -120,13 +121,14 @@ class Supervisor:
         self._claim_memory()
         await self._trackers.start()
         gateway, ranks = asyncio.create_task(self._keep_gateway()), asyncio.create_task(self._keep_ranks())
+        telling = asyncio.create_task(tell(self._config))
         try:
             await asyncio.wait({gateway, ranks}, return_when=asyncio.FIRST_COMPLETED)
             return ranks.result() if ranks.done() else gateway.result()
         finally:
-            for task in (gateway, ranks):
+            for task in (gateway, ranks, telling):
                 task.cancel()
-            await asyncio.gather(gateway, ranks, return_exceptions=True)
+            await asyncio.gather(gateway, ranks, telling, return_exceptions=True)
             await asyncio.gather(*(child.end(0.0) for child in self._ranks if child.started))
             await asyncio.gather(self._trackers.end(), *([self._gateway.end(STOP_GRACE_S, END)] if self._gateway.started else []))
             shared_memory.release(self._root)
@@ -137,10 +139,11 @@ class Supervisor:
         Ranks of torchrun may live while the gateway is started again: what they wrote stays.
         """
         shared_memory.claim(self._root, self._config.run_dir, clear=not self._gateway_only)
-        for left in shared_memory.left_behind():
+        found = sorted(shared_memory.left_behind(), key=lambda left: -left.num_bytes)
+        if found:
             _LOG.warning(
-                "%s holds %.0f MiB of this machine's memory for the run in %s, whose processes are dead: start that run again, or remove the folder",
-                left.folder, left.num_bytes / 2**20, left.run_dir,
+                "%d dead runs hold %.0f MiB of this machine's memory, most of it %s of the run in %s: start that run again, or remove the folder",
+                len(found), sum(left.num_bytes for left in found) / 2**20, found[0].folder, found[0].run_dir,
             )  # fmt: skip
 
     async def _keep_gateway(self) -> int:
