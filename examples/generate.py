@@ -11,6 +11,7 @@ import sys
 import grpc
 
 from protos.arrays import unpack
+from protos.mistakes import check_address
 from protos.rollout.v1alpha1 import rollout_pb2, rollout_pb2_grpc
 from protos.rpc import channel
 from protos.trajectory.v1alpha1 import trajectory_pb2
@@ -33,7 +34,12 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit('usage: python examples/generate.py HOST:PORT "a prompt"')
     try:
+        check_address("HOST:PORT", sys.argv[1])
         for part in asyncio.run(generate(sys.argv[1], sys.argv[2])):
             print(part)
+    except ValueError as error:
+        sys.exit(str(error))
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            sys.exit(f"another service than a rollout server answers at {sys.argv[1]}")
         sys.exit(f"the rollout server at {sys.argv[1]} did not answer ({error.code().name}: {error.details()}); it is started by `headrace serve rollout --model models/smollm2 --address {sys.argv[1]}`")
