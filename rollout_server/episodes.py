@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,19 +76,21 @@ class Episodes:
     async def stop(self) -> None:
         await asyncio.gather(*(place.host.stop() for place in self.places.values()))
 
-    async def play(self, name: str, task: Task, *, draw: Draw, room_tokens: int) -> Played:
-        """The whole sample. Raises GivenUp, EngineUnavailableError and ValueError of the engine; an environment's failure is in what was played."""
+    async def play(self, name: str, task: Task, *, draw: Draw, room_tokens: int, may_begin: Callable[[], bool] = lambda: True) -> Played:
+        """The whole sample. may_begin: asked once there is a place for it. Raises GivenUp, EngineUnavailableError and ValueError of the engine; an environment's failure is in what was played."""
         place = self.places.get(name)
         if place is None:
             known = ", ".join(self.places)
             return Played(conversation=Conversation(), environment=name, is_cut=False, messages=(), failure=EnvironmentFailure("unknown", f"the record names the environment {name!r}; configured are {known}"))
         exchange = Exchange(self._tokens, draw=draw, room_tokens=room_tokens, template=place.config.template == "chat")
         if place.config.agent:
-            return await self._work(place, task, exchange)
+            return await self._work(place, task, exchange, may_begin)
         said = _Said(exchange)
         failure, session = None, None
         try:
             session = await place.host.open()
+            if not may_begin():
+                raise GivenUp
             await self._turns(session, place.config, task, said)
         except EnvironmentFailure as error:
             failure = error
@@ -104,13 +106,15 @@ class Episodes:
             failure=failure, unusable=exchange.unusable,
         )  # fmt: skip
 
-    async def _work(self, place: Place, task: Task, exchange: Exchange) -> Played:
+    async def _work(self, place: Place, task: Task, exchange: Exchange, may_begin: Callable[[], bool]) -> Played:
         """A sample that a program of its own works on, calling the model as it likes."""
         assert self._agents is not None, "the configuration asks for an endpoint where there are agents"
         name, failure, earned, hosted = place.config.name, None, None, None
         session = self._agents.sessions.open_leased(exchange)
         try:
             hosted = await place.host.open()
+            if not may_begin():
+                raise GivenUp
             earned = await hosted.run(task, self._agents.url(session.id), self._agents.api_key)
         except EnvironmentFailure as error:
             if error.reason != "error" or not exchange.is_refused:  # one that ends by the refusal of what outgrew its room is cut there

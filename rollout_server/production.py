@@ -126,7 +126,7 @@ class Production:
         leased_prompt = [int(token) for token in unpack(lease.prompt_ids)]
         room = min(len(leased_prompt) + spec.max_new_tokens, self._replica.engine.info.max_model_len)
         try:
-            played = await self._episodes.play(name, task, draw=draw, room_tokens=room)
+            played = await self._episodes.play(name, task, draw=draw, room_tokens=room, may_begin=lambda: not self._replica.draining)
         except GivenUp:
             return
         generate_s, score_s = time.monotonic() - start_s, 0.0

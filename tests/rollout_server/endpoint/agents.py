@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from openai import OpenAI
@@ -11,6 +12,9 @@ def work(task: Any, base_url: str, api_key: str) -> float | None:
     """Three calls: two turns, and a third with the history shortened to its last question."""
     how = task.fields.get("how")
     if how == "mute":
+        return 1.0
+    if how == "sleeps":
+        time.sleep(1.0)
         return 1.0
     client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": task.prompt}]

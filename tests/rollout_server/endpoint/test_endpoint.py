@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,16 @@ async def test_an_agents_sample_is_leased_drawn_and_submitted(start: Start, lear
     cut = by_group["g4"]  # ended by the refusal of what outgrew its room
     assert (cut.unusable_reason, cut.finish_reason, cut.reward.score.value) == ("", trajectory_pb2.FINISH_REASON_LENGTH, 0.0) and cut.turns
     assert len({bytes(t.completion_ids.data) for t in learner.submitted if t.group_id == "g0"}) == 2
+
+
+async def test_told_to_stop_no_further_agent_is_begun(start: Start, learner: FakeLearner, reward: FakeReward, tiny_model: Path) -> None:
+    learner.publish(1, tiny_model)
+    await learner.lend(lease(0, group_size=16, fields={"how": "sleeps", "environment": "a"}))  # a second each, one after another
+    running = await start(openai={"address": "127.0.0.1:0"}, environments=[{"name": "a", "use": f"{HERE}:work", "agent": True, "max_sessions": 1}], **at(learner, reward))
+    await learner.until(lambda: len(learner.submitted) >= 1, 60)
+    running.service.stop()
+    await asyncio.wait_for(running.serving, 60)
+    assert 1 <= len(learner.submitted) < 8
 
 
 def test_an_agent_needs_an_endpoint() -> None:
