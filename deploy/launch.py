@@ -94,10 +94,10 @@ async def _outcome(keeper: Any, *beside: asyncio.Task[None]) -> Outcome:
     return outcome
 
 
-def last_words(run: RunFile) -> str:
-    """How far the run came, where it lies, and what to do next."""
+def last_words(run: RunFile, *, is_mistaken: bool = False) -> str:
+    """How far the run came, where it lies, and what to do next. is_mistaken: a user's mistake ended it, which is to be mended first."""
     made = surviving(read_all(run.run_dir / "metrics.jsonl"))
     step = int(made[-1]["step"]) if made else 0
     limit = f" (its limit of {run.learner.max_minutes:g} minutes, or it was stopped)" if run.learner.max_minutes and step < run.learner.steps else ""
     after = f"`headrace report {run.run_dir}`" if made else f"{run.run_dir}/logs says why"
-    return f"step {step} of {run.learner.steps}{limit}; run folder {run.run_dir}; next: {after}" + ("" if step >= run.learner.steps else ", the same command goes on")
+    return f"step {step} of {run.learner.steps}{limit}; run folder {run.run_dir}; next: {after}" + ("" if step >= run.learner.steps else ", then the same command" if is_mistaken else ", the same command goes on")

@@ -43,7 +43,7 @@ def launch(
     from deploy.launch import launch as launch_run
 
     outcome = launch_run(run, backend=backend.value, with_logs=logs, on_event=tell)
-    typer.echo(last_words(run), err=True)
+    typer.echo(last_words(run, is_mistaken=outcome.code == 2), err=True)
     if outcome.code:
         say(outcome.message)
     raise typer.Exit(outcome.code)

@@ -110,6 +110,7 @@ def test_a_model_that_is_no_folder_is_said_to_be_taken_for_a_hub_id(tmp_path: Pa
 def test_a_launch_ends_with_how_far_it_came_and_what_is_next(tmp_path: Path) -> None:
     run = load(a_run_file(tmp_path, model="someone/model"))
     assert last_words(run) == f"step 0 of 5; run folder {run.run_dir}; next: {run.run_dir}/logs says why, the same command goes on"
+    assert last_words(run, is_mistaken=True).endswith(f"next: {run.run_dir}/logs says why, then the same command")
     run.run_dir.mkdir()
     (run.run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3, 4, 5)))
     assert last_words(run) == f"step 5 of 5; run folder {run.run_dir}; next: `headrace report {run.run_dir}`"
