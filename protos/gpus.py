@@ -57,6 +57,14 @@ class Gpus:
         """As NVML writes them."""
         return [uuid for _, uuid, _ in self._handles]
 
+    @property
+    def are_in_parts(self) -> bool:
+        """Whether one of them is given away in parts (MIG), which have UUIDs of their own."""
+        try:
+            return any(self._nvml.nvmlDeviceGetMigMode(handle)[0] == 1 for _, _, handle in self._handles)  # type: ignore[union-attr]  # without the library there are no handles
+        except (AttributeError, self._nvml.NVMLError):  # type: ignore[union-attr]  # an old library, or a GPU that has no parts
+            return False
+
     def _found(self) -> Iterator[tuple[str, str, Any]]:
         nvml: Any = self._nvml
         wanted = None if self._visible is None else [part.strip() for part in self._visible.split(",") if part.strip()]
@@ -117,7 +125,8 @@ def check_given(used: Iterable[str], nvml: Any | None = None) -> None:
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     library = nvml if nvml is not None else _nvml()
-    given = Gpus(library).uuids if library is not None and "MIG-" not in (shown or "") else []
+    gpus = Gpus(library) if library is not None and "MIG-" not in (shown or "") else None
+    given = gpus.uuids if gpus is not None and not gpus.are_in_parts else []
     bare = {uuid.removeprefix("GPU-") for uuid in given}
     strange = sorted({uuid for uuid in used if uuid and uuid.removeprefix("GPU-") not in bare})
     if given and strange:

@@ -24,3 +24,6 @@ def test_without_the_variable_every_gpu_is_given_and_parts_of_gpus_are_not_judge
         check_given(["7f"], nvml=fake_nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7")
     check_given(["7f"], nvml=fake_nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(fake_nvml, "nvmlDeviceGetMigMode", lambda handle: (int(handle == 1), 1), raising=False)
+    check_given(["7f"], nvml=fake_nvml)
