@@ -47,14 +47,15 @@ class Silence:
         self._since_s = time.monotonic()
 
     async def tell(self) -> None:
-        """For ever: each time that long without a step, where groups were dropped or samples were unusable."""
+        """For ever: each time that long without a step, where groups were dropped, samples were unusable, or a replica has something to say."""
         while True:
             await asyncio.sleep(max(0.01, self._since_s + self._silence_s - time.monotonic()))
             if time.monotonic() - self._since_s < self._silence_s:
                 continue
             with contextlib.suppress(Mistakes, OSError):  # a gateway that does not answer is the launcher's to tell
                 status = await fetch(address_of(str(self._run.run_dir)), security_of(str(self._run.run_dir)))
-                said = lost(status.num_dropped, status.num_unusable)
+                told = [*filter(None, [lost(status.num_dropped, status.num_unusable)]), *(f"{replica.replica_id}: {replica.detail}" for replica in status.replicas if replica.detail)]
+                said = ", ".join(told)
                 if said and said != self._told:
                     self._told = said
                     self._on_event(f"no step for {time.monotonic() - self._since_s:.0f} s; so far {said}; the logs in {self._run.run_dir}/logs say more")

@@ -50,5 +50,8 @@ async def test_a_run_that_only_drops_says_so_once_for_each_new_count(tmp_path: P
     assert asked[0] == "127.0.0.1:7" and len(told) == 1 and told[0].endswith(f"so far 3 groups dropped (zero_signal 3); the logs in {tmp_path}/logs say more")
     status.num_dropped["zero_signal"] = 4
     await eventually(lambda: len(told) == 2)
+    status.replicas.add(replica_id="rollout-0", detail="quarantined: its snapshot is gone")
+    await eventually(lambda: len(told) == 3)
+    assert "4 groups dropped (zero_signal 4), rollout-0: quarantined: its snapshot is gone;" in told[2]
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
