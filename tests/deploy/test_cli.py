@@ -72,9 +72,9 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
     assert ran.stdout == "[]\n"
 
 
-def test_a_valid_file_is_summed_up_and_its_plan_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_valid_file_is_summed_up_and_its_plan_is_printed(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
     monkeypatch.chdir(ROOT)
-    result = CliRunner().invoke(app, ["validate", "deploy/templates/cpu.yaml"])
+    result = CliRunner().invoke(app, ["validate", "deploy/templates/cpu.yaml", "--set", f"model={tiny_model}"])  # the template's own is made by `make model`
     assert (result.exit_code, result.stdout) == (0, "deploy/templates/cpu.yaml: valid; 1 rollout, 1 reward, 1 trainer ranks\n")
     result = CliRunner().invoke(app, ["launch", "deploy/templates/cpu.yaml", "--dry-run", "--set", "rollout.replicas=3"])
     assert json.loads(result.output)["processes"] == ["learner", "rollout-0", "rollout-1", "rollout-2", "reward-0"]
