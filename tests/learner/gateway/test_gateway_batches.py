@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from pathlib import Path
 
 import grpc
@@ -173,7 +174,7 @@ async def test_a_run_whose_replicas_are_gone_is_cut_and_ends_naming_them_and_a_s
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await trainer.take(0)
         assert caught.value.code() == grpc.StatusCode.ABORTED
-        assert "no rollout server has attended for 0.0 minutes, more than lease.alone_minutes=0.01" in str(caught.value.details())
+        assert re.search(r"no rollout server has attended for \d\.\d minutes, more than lease\.alone_minutes=0\.01", str(caught.value.details()))  # minutes: the save takes its time
 
 
 async def test_a_run_whose_reward_servers_are_gone_ends_naming_them(tmp_path: Path) -> None:
