@@ -15,7 +15,7 @@ async def test_lines_of_all_services_come_with_their_names_and_old_ones_do_not(t
     with (tmp_path / "learner.log").open("a") as file:
         file.write("up\nhalf a li")
     (tmp_path / "rollout-1.log").write_text("a service that came later\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         said = [await waiting, await anext(stream)]
         with (tmp_path / "learner.log").open("a") as file:
             file.write("ne\n")
@@ -28,5 +28,5 @@ async def test_what_was_written_to_the_end_is_told_though_its_line_has_none(tmp_
     stream = prefixed([tmp_path], ended=ended)
     (tmp_path / "learner.log").write_text("cut\nleft")
     ended.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert [line async for line in stream] == ["[learner] cut", "[learner] left"]

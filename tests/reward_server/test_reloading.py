@@ -65,7 +65,7 @@ async def test_a_reload_that_the_machine_has_no_room_for_is_told_and_changes_not
     async with plane_of(weighted(1.0)) as plane:
         reloading = Reloading(plane, RewardConfig.model_validate({"scorers": [weighted(1.0)]}), reread, FOLDER)
         reloading.ask()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while "the scorers stay as they are: Resource temporarily unavailable" not in caplog.text:
                 await asyncio.sleep(0.01)
         assert await score(plane, "3") == Scored(value=3.0)

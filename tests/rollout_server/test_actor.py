@@ -225,7 +225,7 @@ async def test_the_engine_is_never_asked_for_more_than_it_has_room_for(
     await learner.lend(*[a_lease(i, group_size=3) for i in range(12)])
     running = await start(**at(learner, reward))
     most = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(learner.submitted) < 36:
             most = max(most, running.engine.stats().num_running)
             await asyncio.sleep(0.001)
@@ -240,7 +240,7 @@ async def test_a_limit_below_the_engine_s_places_holds_even_for_a_group_that_is_
     running.service.replica.window = Window.fixed(2)
     await learner.lend(*[a_lease(i, group_size=3) for i in range(6)])
     most = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(learner.submitted) < 18:
             most = max(most, running.engine.stats().num_running)
             await asyncio.sleep(0.001)

@@ -42,7 +42,7 @@ class Both(Actor):
         self.lent: dict[bool, list[learner_pb2.Lease]] = {True: [], False: []}  # for evaluation or not; in hand, unanswered
 
     async def next(self, *, evaluation: bool) -> learner_pb2.Lease:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.lent[evaluation]:
                 for lease in await self.lease(wait_s=0.3):
                     self.lent[lease.purpose == EVALUATION].append(lease)

@@ -37,6 +37,12 @@ async def held(running: Running, session: str) -> dict[str, Any]:
         return dict(await response.json(), status=response.status)
 
 
+@pytest.fixture(autouse=True)
+def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn where no seed is asked for is the same each time: of random tokens one in a few runs ends an answer early."""
+    monkeypatch.setattr("rollout_server.endpoint.answering.time.time_ns", lambda: 1 << 20)
+
+
 async def test_two_turns_of_a_session_are_one_strand_whose_log_probs_are_those_of_a_fresh_forward_pass(start: Start, tiny_model: Path) -> None:
     running = await start(openai={"address": "127.0.0.1:0"})
     async with client(running, default_headers={"X-Headrace-Session": "s1"}) as c:
