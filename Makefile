@@ -30,7 +30,7 @@ smoke: $(READY) ## the same on a tiny model, under two minutes
 	@$(BIN)/headrace smoke $(ARGS)
 
 test: $(READY) ## fast tests; one that fails is run once more in a process of its own, and the log shows both
-	$(BIN)/python -m pytest -q -m "$(FAST)" $(ARGS) || { echo "== what failed, once more by itself"; $(BIN)/python -m pytest -q -m "$(FAST)" --last-failed --last-failed-no-failures=none $(ARGS); }
+	$(BIN)/python -m pytest -q --cache-clear -m "$(FAST)" $(ARGS) || { echo "== what failed, once more by itself"; $(BIN)/python -m pytest -q -m "$(FAST)" --last-failed --last-failed-no-failures=none $(ARGS); }
 
 test-full: $(READY) ## all tests but chaos: real models, whole runs, killed processes
 	$(BIN)/python -m pytest -q -m "not chaos" $(ARGS)
