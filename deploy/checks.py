@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from learner.config import LearnerConfig
 from protos.mistakes import check_address, one_line
-from protos.security import resolve
+from protos.security import SecurityConfig, resolve
 from reward_server.config import RewardConfig
 from reward_server.registry import unknown
 from rollout_server.config import RolloutConfig
+from rollout_server.environment_config import REMOTE
 
 if TYPE_CHECKING:
     from deploy.schema import Placement, RewardSection, RolloutSection
@@ -51,21 +52,24 @@ def _metrics(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSect
     for name, address, count in sections:
         if not address:
             continue
-        try:
-            check_address(f"{name}.metrics_address", address, may_be_free=True)
-            resolve(learner.security, address=address)
-        except ValueError as error:
-            yield str(error)
+        yield from _wrong(f"{name}.metrics_address", address, may_be_free=True, security=learner.security)
         if count > 1 and not address.endswith(":0"):
             yield f"{name}.metrics_address={address} with {name}.replicas={count}: only one of them could listen there; use port 0, or leave it empty"
 
 
+def _wrong(key: str, address: str, *, may_be_free: bool = False, security: SecurityConfig | None = None) -> Iterator[str]:
+    """What is wrong with an address. security: of a service that listens there."""
+    try:
+        check_address(key, address, may_be_free=may_be_free)
+        if security is not None:
+            resolve(security, address=address)
+    except ValueError as error:
+        yield str(error)
+
+
 def _addresses(learner: LearnerConfig, rollout: RolloutConfig) -> Iterator[str]:
     for key, address, may_be_free in (("learner.address", learner.address, True), *(("rollout.rewards", address, False) for address in rollout.rewards)):
-        try:
-            check_address(key, address, may_be_free=may_be_free)
-        except ValueError as error:
-            yield str(error)
+        yield from _wrong(key, address, may_be_free=may_be_free)
 
 
 def _own_addresses(learner: LearnerConfig, rollout: RolloutSection, reward: RewardSection | None) -> Iterator[str]:
@@ -74,17 +78,10 @@ def _own_addresses(learner: LearnerConfig, rollout: RolloutSection, reward: Rewa
         if section is not None and section.address != type(section).model_fields["address"].default:
             yield f"{name}.address={section.address}: a launched run finds a free address for each of its servers and tells it to the others; remove it (`headrace serve {name}` listens where it is told)"
     if rollout.openai.address:
-        try:
-            check_address("rollout.openai.address", rollout.openai.address, may_be_free=True)
-            resolve(learner.security, address=rollout.openai.address)
-        except ValueError as error:
-            yield str(error)
+        yield from _wrong("rollout.openai.address", rollout.openai.address, may_be_free=True, security=learner.security)
     for environment in rollout.environments:
         if environment.is_remote:
-            try:
-                check_address(f"rollout.environments: {environment.name}: use", environment.use.removeprefix("grpc://"))
-            except ValueError as error:
-                yield str(error)
+            yield from _wrong(f"rollout.environments: {environment.name}: use", environment.use.removeprefix(REMOTE))
     most = rollout.scale.most if rollout.scale else rollout.replicas
     if rollout.openai.address and most > 1 and not rollout.openai.address.endswith(":0"):
         yield f"rollout.openai.address={rollout.openai.address} with {most} replicas: only one of them could listen there; use port 0"

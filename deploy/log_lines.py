@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
-from deploy.progress import whole_lines
+from protos.appended import whole_lines
 
 PAUSE_S = 0.3
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.gateway.evaluation_result import words as evaluation_words
+from protos.appended import whole_lines
 
 Metrics = dict[str, Any]
 
@@ -21,22 +22,6 @@ async def follow(file: Path, *, pause_s: float = 0.5, from_start: bool = False) 
             offset = end
             yield json.loads(line)
         await asyncio.sleep(pause_s)
-
-
-def whole_lines(file: Path, offset: int) -> list[tuple[bytes, int]]:
-    """Complete lines from a byte offset on, each with the offset after it."""
-    if not file.exists():
-        return []
-    with file.open("rb") as opened:
-        opened.seek(offset)
-        lines = opened.read().splitlines(keepends=True)
-    result = []
-    for line in lines:
-        if not line.endswith(b"\n"):
-            break
-        offset += len(line)
-        result.append((line, offset))
-    return result
 
 
 def read_all(file: Path) -> list[Metrics]:

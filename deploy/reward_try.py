@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct
 
+from deploy.counts import counted
 from deploy.mistakes import Mistakes
 from reward_server import wiring
 from reward_server.config import RewardConfig
@@ -142,9 +143,9 @@ def _words(found: Sequence[Row], most: int) -> Iterator[str]:
 def _summary(name: str, found: Sequence[Row]) -> str:
     outcomes = [outcome for row in found for outcome in row.outcomes]
     values = [outcome.value for outcome in outcomes if isinstance(outcome, Scored)]
-    reasons = Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Unscored))
+    reasons: Counter[str] = Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Unscored))
     spread = f"mean {math.fsum(values) / len(values):.4g}, from {min(values):.4g} to {max(values):.4g}" if values else "no score"
-    unscored = "; unscored: " + ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())) if reasons else ""
+    unscored = f"; unscored: {counted(reasons)}" if reasons else ""
     seconds = sorted(row.seconds for row in found)
     return f"{name}: {len(values)} of {len(outcomes)} scored, {spread}{unscored}; seconds: median {seconds[len(seconds) // 2]:.3g}, longest {seconds[-1]:.3g}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from deploy.counts import counted
 from deploy.mistakes import Mistakes
 from protos.learner.v1alpha1 import learner_pb2, learner_pb2_grpc
 from protos.rollout.v1alpha1 import rollout_pb2
@@ -76,7 +77,7 @@ def unanswered(service: str, address: str, error: grpc.aio.AioRpcError, security
 
 def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
     """The account, the versions, the replicas."""
-    dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(status.num_dropped.items())) or "none"
+    dropped = counted(status.num_dropped) or "none"
     yield f"run {status.run_id}  {status.run_dir}  {'finished' if status.finished else 'running'}"
     yield f"step {status.policy_step}  version {status.newest_version}  lineage {status.lineage}"
     yield (
@@ -85,11 +86,11 @@ def lines(status: learner_pb2.GetStatusResponse) -> Iterator[str]:
     )
     yield f"staleness (bound {status.max_staleness}): {staleness_words(dict(status.trained_tokens_by_staleness))}"
     if status.num_stopped:
-        yield f"samples not waited for since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_stopped.items()))}"
+        yield f"samples not waited for since the gateway started: {counted(status.num_stopped)}"
     if status.num_continued_samples:
         yield f"samples drawn on from what another replica had drawn: {status.num_continued_samples} ({status.num_continued_tokens} tokens kept)"
     if status.num_unusable:
-        yield f"unusable samples since the gateway started: {', '.join(f'{reason} {count}' for reason, count in sorted(status.num_unusable.items()))}"
+        yield f"unusable samples since the gateway started: {counted(status.num_unusable)}"
     for one in status.data_sets:
         yield _data_set(one)
     if status.num_kept_flat:

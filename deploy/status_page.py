@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from deploy.counts import counted
 from deploy.progress import Metrics
 from protos.learner.v1alpha1 import learner_pb2
 from protos.rollout.v1alpha1 import rollout_pb2
@@ -136,9 +137,9 @@ def _groups(status: learner_pb2.GetStatusResponse) -> RenderableType:
     table.add_row(Text("open", style="dim"), ProgressBar(total=max(1, status.max_open), completed=status.num_open, width=20), f"{status.num_open} of at most {status.max_open}")
     table.add_row(Text("complete, waiting", style="dim"), "", str(status.num_waiting))
     table.add_row(Text("trained", style="dim"), "", str(status.num_trained))
-    dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(status.num_dropped.items())) or "none"
+    dropped = counted(status.num_dropped) or "none"
     table.add_row(Text("dropped", style="dim"), "", dropped)
-    unusable = ", ".join(f"{reason} {count}" for reason, count in sorted(status.num_unusable.items()))
+    unusable = counted(status.num_unusable)
     if unusable:
         table.add_row(Text("unusable samples", style="dim"), "", Text(unusable, style="yellow"))
     return Panel(table, title="Groups")

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
+from deploy.counts import counted
 from deploy.mistakes import Mistakes
 from deploy.progress import follow, words
 from deploy.schema import RunFile
@@ -65,4 +66,4 @@ class Silence:
 def lost(num_dropped: Mapping[str, int], num_unusable: Mapping[str, int]) -> str:
     """Words for what was not trained on; empty where that is nothing. Example: lost({"zero_signal": 26}, {}) is "26 groups dropped (zero_signal 26)"."""
     kinds = ((num_dropped, "groups dropped"), (num_unusable, "samples unusable"))
-    return ", ".join(f"{sum(counts.values())} {kind} ({', '.join(f'{reason} {count}' for reason, count in sorted(counts.items()))})" for counts, kind in kinds if counts)
+    return ", ".join(f"{sum(counts.values())} {kind} ({counted(counts)})" for counts, kind in kinds if counts)

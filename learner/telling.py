@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from learner.config import LearnerConfig
+from protos.appended import whole_lines
 
 _LOG = logging.getLogger("headrace.learner")
 _LOOK_S = 0.5
@@ -21,8 +22,8 @@ async def tell(config: LearnerConfig) -> None:
     address = await _address(config.run_dir / "gateway.address", began_s)
     _LOG.info("serves on %s; logs in %s; `headrace status %s --watch` shows it", address, config.run_dir / "logs", config.run_dir)
     while True:
-        for line in _added(file, offset):
-            offset += len(line)
+        for line, end in whole_lines(file, offset):
+            offset = end
             if said := words(line, config.steps):
                 _LOG.info("%s", said)
         await asyncio.sleep(_LOOK_S)
@@ -42,12 +43,3 @@ async def _address(file: Path, since_s: float) -> str:
     while not file.exists() or file.stat().st_mtime < since_s - 1.0 or not file.read_text().strip():
         await asyncio.sleep(_LOOK_S)
     return file.read_text().strip()
-
-
-def _added(file: Path, offset: int) -> list[bytes]:
-    """Whole lines from a byte offset on."""
-    if not file.exists():
-        return []
-    with file.open("rb") as opened:
-        opened.seek(offset)
-        return [line for line in opened.read().splitlines(keepends=True) if line.endswith(b"\n")]

@@ -6,6 +6,7 @@ A line names the file, the key, its value, the rule, and the way out. Imports no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 EXIT_CODE = 2
@@ -27,6 +28,12 @@ def _follows(error: Mapping[str, Any], among: Iterable[Mapping[str, Any]]) -> bo
 def one_line(error: object) -> str:
     """The text of an error of some library without its line breaks."""
     return " ".join(str(error).replace(' in "<unicode string>",', " in").split())
+
+
+def names_in(module: ModuleType) -> str:
+    """The classes and functions that a module makes itself, the first twelve; empty: it makes none."""
+    found = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__)
+    return ", ".join(found[:12])
 
 
 def check_address(key: str, address: str, *, may_be_free: bool = False) -> tuple[str, int]:

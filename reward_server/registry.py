@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from protos.mistakes import names_in
 from reward_server import scorers
 from reward_server.batched import Batched, is_batch
 from reward_server.outcome import clean
@@ -104,8 +105,7 @@ def _user_function(use: str) -> tuple[Callable[..., Any], None]:
     try:
         function = reduce(getattr, path.split("."), module)
     except AttributeError:
-        here = sorted(name for name, each in vars(module).items() if callable(each) and not name.startswith("_") and getattr(each, "__module__", None) == module_name)
-        raise ValueError(f"module {module_name!r} ({getattr(module, '__file__', None)}) has no {path!r}; it has {', '.join(here[:12]) or 'no function'}") from None
+        raise ValueError(f"module {module_name!r} ({getattr(module, '__file__', None)}) has no {path!r}; it has {names_in(module) or 'no function'}") from None
     if not callable(function):
         raise ValueError(f"{use!r} is of type {type(function).__name__}, which cannot be called; name a function")
     return function, None

@@ -47,7 +47,7 @@ class Agents(Protocol):
 
 
 class Episodes:
-    """Example: `episodes = Episodes([Place(config=config, host=host)], tokens); played = await episodes.play("calculator", task, draw=draw, room_tokens=256)`"""
+    """Example: `episodes = Episodes([Place(config=config, host=host)], tokens); played = await episodes.play("calculator", task, draw=draw, room_tokens=256, may_begin=lambda: True)`"""
 
     def __init__(self, places: Sequence[Place], tokens: Tokens, *, agents: Agents | None = None) -> None:
         """agents: where programs that call the model find it; needed where an environment is one."""
@@ -76,7 +76,7 @@ class Episodes:
     async def stop(self) -> None:
         await asyncio.gather(*(place.host.stop() for place in self.places.values()))
 
-    async def play(self, name: str, task: Task, *, draw: Draw, room_tokens: int, may_begin: Callable[[], bool] = lambda: True) -> Played:
+    async def play(self, name: str, task: Task, *, draw: Draw, room_tokens: int, may_begin: Callable[[], bool]) -> Played:
         """The whole sample. may_begin: asked once there is a place for it. Raises GivenUp, EngineUnavailableError and ValueError of the engine; an environment's failure is in what was played."""
         place = self.places.get(name)
         if place is None:

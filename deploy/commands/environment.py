@@ -36,15 +36,17 @@ def environment_try(
 
     Example: headrace environment try worlds:Counting --answer 1 --answer 2
     """
-    from deploy.mistakes import Mistakes
+    from pydantic import ValidationError
+
+    from deploy.mistakes import Mistakes, of_validation
     from rollout_server.environment_config import EnvironmentConfig
     from rollout_server.environments.interface import EnvironmentFailure, Task
 
     fields = _object("--record", record)
     try:
         config = EnvironmentConfig(name=name, use=use, options=_object("--options", options))
-    except ValueError as error:
-        raise Mistakes([str(each["msg"]).removeprefix("Value error, ") for each in error.errors()] if hasattr(error, "errors") else [str(error)]) from None
+    except ValidationError as error:
+        raise of_validation(error, "") from None
     try:
         asyncio.run(_shown(config, Task(prompt=str(fields.get("prompt", "")), fields=fields, seed=seed), answer))
     except EnvironmentFailure as error:

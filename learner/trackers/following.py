@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from learner.trackers.tracker import Tracker, values_of
+from protos.appended import whole_lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,19 +67,12 @@ class Following:
             self._tracker.log(step, values_of(content), float(content.get("time_s", time.time())))
         self.place = replace(self.place, step=step, lineage=lineage)
 
-    def _whole_lines(self) -> Iterator[tuple[bytes, int]]:
+    def _whole_lines(self) -> list[tuple[bytes, int]]:
         try:
             size = self._lines.stat().st_size
         except OSError:
-            return  # no step yet
-        offset = self.place.offset if self.place.offset <= size else 0  # another file in its place
-        with self._lines.open("rb") as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                offset += len(line)
-                yield line, offset
+            return []  # no step yet
+        return whole_lines(self._lines, self.place.offset if self.place.offset <= size else 0)  # 0: another file in its place
 
 
 class Limit:

@@ -38,9 +38,10 @@ async def serve(config: EnvironmentServerConfig, address_file: Path | None) -> N
         for host in desk.hosts.values():
             await host.check()
         await server.ready()
+        address = f"{config.address.rsplit(':', 1)[0]}:{server.port}"
         if address_file is not None:
-            address_file.write_text(f"{config.address.rsplit(':', 1)[0]}:{server.port}")
-        logger.info("serving on %s:%d: %s", config.address.rsplit(":", 1)[0], server.port, ", ".join(each.name for each in config.environments))
+            address_file.write_text(address)
+        logger.info("serving on %s: %s", address, ", ".join(each.name for each in config.environments))
         await told.wait()
     finally:
         sweeping.cancel()

@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 
 from protos.lifeline import die_with_parent
-from protos.mistakes import one_line
+from protos.mistakes import names_in, one_line
 from rollout_server.environments import wire
 from rollout_server.environments.interface import checked_observation, checked_reward, checked_step
 
@@ -44,8 +44,7 @@ def load(use: str) -> Any:
     except BaseException as error:  # a module of a user's may raise what it likes
         raise ValueError(f"module {module!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
     if not hasattr(found, name):
-        here = sorted(each for each, value in vars(found).items() if callable(value) and not each.startswith("_") and getattr(value, "__module__", None) == module)
-        raise ValueError(f"module {module!r} has no {name!r}; it has {', '.join(here[:12]) or 'no class'}")
+        raise ValueError(f"module {module!r} has no {name!r}; it has {names_in(found) or 'no class'}")
     return getattr(found, name)
 
 

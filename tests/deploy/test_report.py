@@ -10,8 +10,9 @@ import pytest
 
 from deploy.mistakes import Mistakes
 from deploy.plot import Series, bar_chart, line_chart, number
-from deploy.progress import evaluations, surviving, whole_lines, words
+from deploy.progress import evaluations, surviving, words
 from deploy.report import CHARTS, chart, write
+from protos.appended import whole_lines
 
 
 def line(step: int, **more: Any) -> dict[str, Any]:
